@@ -1,0 +1,5 @@
+"""``python -m dpcert``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,50 @@
+"""Checks of single values that all speak alike: name, value, bound, remedy."""
+
+import math
+from collections.abc import Collection
+
+from .errors import ConfigError, DpcertError
+
+
+def finite_in(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    remedy: str = "",
+    error: type[DpcertError] = ConfigError,
+) -> float:
+    """Return `value` if it is a finite number between the bounds; raise `error` otherwise."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    inside = number and (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
+    if not inside:
+        bound = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+        raise error(f"{name} is {value!r}, must be a number in {bound}" + (f"; {remedy}" if remedy else ""))
+    return float(value)
+
+
+def integer_in(
+    name: str,
+    value: int,
+    low: int,
+    high: int | None = None,
+    *,
+    remedy: str = "",
+    error: type[DpcertError] = ConfigError,
+) -> int:
+    """Return `value` if it is a whole number of at least `low` (and at most `high`); raise `error` otherwise."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise error(f"{name} is {value!r}, must be a whole number {bound}" + (f"; {remedy}" if remedy else ""))
+    return value
+
+
+def one_of(name: str, value: str, known: Collection[str], *, error: type[DpcertError] = ConfigError) -> str:
+    """Return `value` if it is a known name; raise `error`, listing the known ones, otherwise."""
+    if value not in known:
+        raise error(f"{name} {value!r} is unknown; choose one of: {', '.join(known)}")
+    return value

@@ -1,0 +1,40 @@
+"""``dpcert account``."""
+
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+
+
+def account(
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget.", show_default=False)] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise over sensitivity (rho).", show_default=False)] = None,
+    delta: Annotated[float, typer.Option(help="Failure probability of the budget.")] = 1e-5,
+    size: Annotated[int, typer.Option(min=1, help="Records in the training set (N, public).")] = 60_000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Expected batch size (B).")] = 512,
+    epochs: Annotated[float, typer.Option(help="Epochs; T = floor(epochs N / B).")] = 40.0,
+    steps: Annotated[int | None, typer.Option(min=0, help="Steps (T), instead of epochs.", show_default=False)] = None,
+) -> None:
+    """Noise for a budget, budget for a noise, or (both given) the steps that fit. Needs no data.
+
+    Example:  dpcert account --epsilon 3 --delta 1e-5 --size 60000 --batch-size 512 --epochs 40
+    """
+    from ..privacy import accounting
+
+    if epsilon is None and noise_multiplier is None:
+        raise ConfigError("give --epsilon (to get the noise), --noise-multiplier (to get epsilon), or both (to get the steps)")
+    if batch_size > size:
+        raise ConfigError(f"--batch-size is {batch_size}, larger than --size {size}; lower it")
+    q, taken = batch_size / size, int(epochs * size / batch_size) if steps is None else steps
+    typer.echo(f"Poisson sampling q = {q:.6g}, delta = {delta:g}, neighbours: {accounting.RELATION}")
+    if epsilon is not None and noise_multiplier is not None:
+        most = accounting.steps_within(epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, sampling_probability=q)
+        typer.echo(f"epsilon {epsilon:g} and noise multiplier {noise_multiplier:g} allow {most} steps ({most * q:.2f} epochs)")
+        return
+    if noise_multiplier is None:
+        assert epsilon is not None
+        noise_multiplier = accounting.calibrate(epsilon=epsilon, delta=delta, sampling_probability=q, steps=taken)
+    spent = accounting.epsilon(noise_multiplier=noise_multiplier, sampling_probability=q, steps=taken, delta=delta)
+    renyi = accounting.rdp_epsilon(noise_multiplier=noise_multiplier, sampling_probability=q, steps=taken, delta=delta)
+    typer.echo(f"noise multiplier {noise_multiplier:g}, {taken} steps: epsilon = {spent:.4f} (PLD), {renyi:.4f} by RDP")

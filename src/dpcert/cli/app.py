@@ -1,0 +1,60 @@
+"""The commands, and one voice for everything that goes wrong."""
+
+import os
+import sys
+
+import typer
+
+from ..errors import DpcertError
+from . import account, certify, data, methods, predict, presets, report, run, train
+
+app = typer.Typer(
+    name="dpcert",
+    help="Train image classifiers that are provably private and provably robust, and check both claims.\n\n"
+    "Start with:  dpcert run mnist/dp-gaussian",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+DO, LOOK, LIST = "Do the work", "Ask and look", "What there is"
+app.command("run", rich_help_panel=DO)(run.run)
+app.command("train", rich_help_panel=DO)(train.train)
+app.command("certify", rich_help_panel=DO)(certify.certify)
+app.command("predict", rich_help_panel=LOOK)(predict.predict)
+app.command("report", rich_help_panel=LOOK)(report.report)
+app.command("account", rich_help_panel=LOOK)(account.account)
+app.command("methods", rich_help_panel=LIST)(methods.methods)
+app.command("presets", rich_help_panel=LIST)(presets.presets)
+app.add_typer(data.app, name="data", rich_help_panel=LIST)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+    if version:
+        from .. import __version__
+
+        typer.echo(f"dpcert {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command. Exit codes: 0 done, 2 a wrong request (one line on stderr), 130 interrupted with the state saved."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except typer.TyperException as error:
+        _fail(error.format_message())
+    except DpcertError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its rights and free space")
+    except (KeyboardInterrupt, typer.Abort) as error:
+        typer.echo(f"interrupted{f': {error}' if str(error) else ''}; give the same command again to go on", err=True)
+        sys.stdout.flush()
+        os._exit(130)  # at once: worker threads of numerical libraries may still be busy
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    sys.exit(2)

@@ -1,0 +1,62 @@
+"""Where data files are found: a given folder, the cache, the system, and last the official mirror."""
+
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import DataError
+from ..progress import Progress, silent
+from ..store.durable import sha256_hex
+
+_LARGEST_DOWNLOAD = 1 << 30
+_TIMEOUT_SECONDS = 20
+
+
+def cache_folder() -> Path:
+    """The folder downloads are kept in: ``$XDG_CACHE_HOME/dpcert`` or ``~/.cache/dpcert``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dpcert"
+
+
+def search_folders(system: tuple[Path, ...] = ()) -> list[Path]:
+    """The folders looked in, in order: ``$DPCERT_DATA``, the cache, then where the system puts data sets."""
+    given = os.environ.get("DPCERT_DATA")
+    return [*([Path(given)] if given else []), cache_folder(), *system]
+
+
+def check_digest(data: bytes, expected: str, name: str) -> bytes:
+    """`data` if its SHA-256 is the expected one."""
+    found = sha256_hex(data)
+    if found != expected:
+        raise DataError(f"{name} has the SHA-256 {found[:16]}..., expected {expected[:16]}...; it is damaged: "
+                        "delete it and fetch it again")  # fmt: skip
+    return data
+
+
+def first_existing(candidates: list[Path]) -> Path | None:
+    """The first candidate that is a file."""
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def download(url: str, target: Path, accept: Callable[[bytes], object], progress: Progress = silent) -> None:
+    """Fetch `url` to `target`; `accept` must not raise on the bytes. Nothing is left behind when it fails."""
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as reply:
+            total = int(reply.headers.get("Content-Length") or 0)
+            data = bytearray()
+            while chunk := reply.read(1 << 18):
+                data += chunk
+                if len(data) > _LARGEST_DOWNLOAD:
+                    raise DataError(f"{url} sends more than {_LARGEST_DOWNLOAD} bytes; stopped")
+                progress(len(data), max(total, len(data)))
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(f"{url} cannot be fetched ({reason})") from error
+    accept(bytes(data))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+        file.write(data)
+    Path(file.name).replace(target)

@@ -1,0 +1,1 @@
+"""Configs, presets, and the joint that runs them from data to report."""

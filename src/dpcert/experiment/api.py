@@ -1,0 +1,88 @@
+"""The Python door to training: `dpcert.train`, with plain arguments."""
+
+from pathlib import Path
+
+from torch import nn
+
+from ..data.dataset import Dataset
+from ..methods import Method
+from ..methods import method as named_method
+from ..models.registry import build_model
+from ..progress import Progress, silent
+from ..store.runs import RunDirectory
+from ..training.loop import Run, Settings, fit
+from .config import Config, parse
+from .run import train_in
+
+
+def train(
+    model: nn.Module | str,
+    data: Dataset,
+    method: Method | str,
+    *,
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    epochs: float = 40,
+    batch_size: int = 512,
+    learning_rate: float = 0.5,
+    momentum: float = 0.9,
+    optimizer: str = "sgd",
+    clip_norm: float = 0.1,
+    dataset_size: int | None = None,
+    out: str | Path | None = None,
+    seed: int | None = None,
+    noise_seed: int | None = None,
+    physical_batch: int = 64,
+    engine: str = "auto",
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> Run:
+    """Train `model` (in place) on `data` within (epsilon, delta).
+
+    `dataset_size` is the public N; without it len(data.x_train) is taken and the statement says so. `seed` fixes the
+    initialisation of a model given by name (a module comes with its own weights). `noise_seed` makes the run reproducible
+    and not private. With `out` the run is kept in a directory, survives a crash and is continued by the same call.
+    """
+    method = named_method(method) if isinstance(method, str) else method
+    if dataset_size is not None:
+        data = Dataset(data.x_train, data.y_train, data.x_test, data.y_test, data.name, dataset_size, data.classes,
+                       data.held_out, data.x_validation, data.y_validation)  # fmt: skip
+    settings = Settings(
+        epsilon=epsilon, delta=delta, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, momentum=momentum,
+        optimizer=optimizer, clip_norm=clip_norm, noise_seed=noise_seed, physical_batch=physical_batch, engine=engine,
+        device=device,
+    )  # fmt: skip
+    name = model if isinstance(model, str) else type(model).__name__
+    if isinstance(model, str):
+        model = build_model(model, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
+    if out is None:
+        return fit(model, data, method, settings, progress=progress)
+    config = _as_config(name, data, method, settings, dataset_size, seed)
+    return train_in(RunDirectory(Path(out)), config, model, data, method, progress)
+
+
+def _as_config(
+    model: str, data: Dataset, method: Method, settings: Settings, dataset_size: int | None, seed: int | None
+) -> Config:
+    views = method.views
+    sigma = {} if views.sigma is None else {"sigma": float(views.sigma), "copies": views.copies}
+    regulariser = "none" if method.regulariser is None else type(method.regulariser).__name__
+    tables = {
+        "data": {"name": data.name, "size": dataset_size, "classes": data.classes, "validation": data.held_out},
+        "model": {"name": model},
+        "method": {
+            "name": method.name, "views": views.name, "regulariser": regulariser, "clip": method.clip_rule.name,
+            "keep_original": getattr(views, "keep_original", True), **sigma,
+        },
+        "train": {
+            "epochs": settings.epochs, "batch_size": settings.batch_size, "learning_rate": settings.learning_rate,
+            "momentum": settings.momentum, "optimizer": settings.optimizer, "physical_batch": settings.physical_batch,
+            "device": settings.device, "seed": seed,
+        },
+        "privacy": {
+            "epsilon": settings.epsilon, "delta": settings.delta, "clip_norm": settings.clip_norm,
+            "noise_seed": settings.noise_seed,
+        },
+        "gradients": {"engine": settings.engine},
+    }  # fmt: skip
+    return parse(tables, "train()")

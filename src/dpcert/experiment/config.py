@@ -1,0 +1,220 @@
+"""The typed config, in TOML. An unknown or ill-typed key is an error that names it.
+
+What affects the promise stands in `[data]`, `[model]`, `[method]`, `[train]`, `[privacy]`; what affects only how fast it is
+kept (`SPEED_KEYS`) and what is measured afterwards (`[certify]`) may change between two starts of the same run.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import ConfigError
+from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
+from ..privacy.clipping import CLIP_RULES
+from ..training.loop import Settings
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataConfig(_Section):
+    """Which data. `size` is the public N, `classes` the public number of classes, `validation` records are held out."""
+
+    name: str = "mnist"
+    path: str | None = None
+    size: int | None = Field(None, ge=1)
+    classes: int | None = Field(None, ge=2)
+    validation: int = Field(0, ge=0)
+
+
+class ModelConfig(_Section):
+    """Which model."""
+
+    name: str = "cnn"
+
+
+class MethodConfig(_Section):
+    """A named method, or (name = "custom") any combination of views, regulariser and clip."""
+
+    name: str = "dp-gaussian"
+    views: str | None = None
+    regulariser: str | None = None
+    clip: str | None = None
+    sigma: float = Field(0.5, gt=0, le=100)
+    copies: int = Field(2, ge=0, le=1024)
+    keep_original: bool = True
+
+
+class TrainConfig(_Section):
+    """How long, how fast. `physical_batch`, `device` and `threads` change speed and memory only."""
+
+    epochs: float = Field(40, gt=0, le=1e6)
+    batch_size: int = Field(512, ge=1)
+    learning_rate: float = Field(0.5, gt=0, le=1e6)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    seed: int | None = Field(None, ge=0)
+    physical_batch: int = Field(64, ge=1)
+    device: str = "cpu"
+    threads: int | None = Field(None, ge=1, le=1024)
+
+
+class PrivacyConfig(_Section):
+    """The budget. `noise_seed` makes a run reproducible and NOT private."""
+
+    epsilon: float = Field(3.0, gt=0, le=100)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    clip_norm: float = Field(0.1, gt=0, le=1e6)
+    noise_seed: int | None = Field(None, ge=0)
+
+
+class GradientsConfig(_Section):
+    """How per-example gradients are computed."""
+
+    engine: Literal["auto", "layerwise", "vmap"] = "auto"
+
+
+class CertifyConfig(_Section):
+    """How the result is certified; `sigma` is the method's unless given."""
+
+    sigma: float | None = Field(None, gt=0, le=100)
+    n0: int = Field(100, ge=1, le=10**9)
+    n: int = Field(10_000, ge=1, le=10**9)
+    alpha: float = Field(0.001, gt=0, lt=0.5)
+    examples: int | Literal["all"] = 500
+    seed: int | None = Field(None, ge=0)
+
+
+class Config(_Section):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
+    train: TrainConfig = TrainConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    gradients: GradientsConfig = GradientsConfig()
+    certify: CertifyConfig = CertifyConfig()
+
+    @property
+    def certification_sigma(self) -> float:
+        """The noise of the smoothed classifier."""
+        return self.certify.sigma if self.certify.sigma is not None else self.method.sigma
+
+    def build_method(self) -> Method:
+        """The method as an object."""
+        row = METHODS.get(self.method.name)
+        if row is None and self.method.name != "custom":
+            raise ConfigError(f"method.name {self.method.name!r} is unknown; choose one of: {', '.join(METHODS)}, custom")
+        parts = {part: getattr(self.method, part) or (getattr(row, part) if row else None)
+                 for part in ("views", "regulariser", "clip")}  # fmt: skip
+        known = {"views": VIEWS, "regulariser": tuple(REGULARISERS), "clip": tuple(CLIP_RULES)}
+        for part, value in parts.items():
+            if value is None:
+                raise ConfigError(f"method.{part} is missing; a custom method needs one of: {', '.join(known[part])}")
+            if value not in known[part]:
+                raise ConfigError(f"method.{part} {value!r} is unknown; choose one of: {', '.join(known[part])}")
+        return combine(
+            **parts, sigma=self.method.sigma, copies=self.method.copies,
+            keep_original=self.method.keep_original, name=self.method.name,
+        )  # fmt: skip
+
+    def settings(self) -> Settings:
+        """What the training loop needs."""
+        return Settings(
+            epsilon=self.privacy.epsilon, delta=self.privacy.delta, epochs=self.train.epochs,
+            batch_size=self.train.batch_size, learning_rate=self.train.learning_rate, momentum=self.train.momentum,
+            optimizer=self.train.optimizer, clip_norm=self.privacy.clip_norm, noise_seed=self.privacy.noise_seed,
+            physical_batch=self.train.physical_batch, engine=self.gradients.engine, device=self.train.device,
+            threads=self.train.threads,
+        )  # fmt: skip
+
+    def to_toml(self) -> str:
+        """The resolved config as TOML; keys without a value are left out."""
+        lines = []
+        for section, values in self.model_dump(exclude_none=True).items():
+            lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items()), ""]
+        return "\n".join(lines)
+
+
+SPEED_KEYS = {"train.physical_batch", "train.device", "train.threads", "gradients.engine"}
+UNRELATED_TO_TRAINING = "certify."
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = "".join(f"\\u{ord(c):04X}" if ord(c) < 32 or c in '"\\\x7f' else c for c in value)
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def parse(tables: Mapping[str, Any], origin: str) -> Config:
+    """A config from nested tables; the first thing wrong is named with its place."""
+    try:
+        return Config.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("constrained-"))
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{origin}: unknown key {key!r}; {_known(key)}") from error
+        raise ConfigError(f"{origin}: {key} is {first.get('input')!r}: {first['msg'].lower()}") from error
+
+
+def _known(key: str) -> str:
+    section = key.split(".")[0]
+    if "." in key and section in Config.model_fields:
+        annotation = Config.model_fields[section].annotation
+        assert annotation is not None and issubclass(annotation, BaseModel)
+        return f"[{section}] has: {', '.join(annotation.model_fields)}"
+    return f"the sections are: {', '.join(Config.model_fields)}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"config file {path} does not exist") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path} is not TOML: {error}") from error
+
+
+def override(tables: dict[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
+    """`tables` with ``section.key`` assignments put in."""
+    merged = {section: dict(values) if isinstance(values, Mapping) else values for section, values in tables.items()}
+    for name, value in assignments.items():
+        section, _, key = name.partition(".")
+        if not key or not isinstance(merged.setdefault(section, {}), dict):
+            raise ConfigError(f"--set {name}: write it as section.key=value, e.g. --set train.epochs=1")
+        merged[section][key] = value
+    return merged
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``section.key=value``; the value is read as TOML, or as text where that fails."""
+    name, equals, raw = text.partition("=")
+    if not equals or "." not in name:
+        raise ConfigError(f"--set {text!r}: write it as section.key=value, e.g. --set train.epochs=1")
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return name.strip(), value
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """How two training requests differ: ``key: old -> new`` for every key that matters."""
+    found = []
+    for section, values in new.model_dump().items():
+        before = getattr(old, section).model_dump()
+        for key, value in values.items():
+            name = f"{section}.{key}"
+            if value != before[key] and name not in SPEED_KEYS and not name.startswith(UNRELATED_TO_TRAINING):
+                found.append(f"{name}: {before[key]} -> {value}")
+    return found

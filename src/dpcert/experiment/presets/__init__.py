@@ -1,0 +1,28 @@
+"""Presets `<dataset>/<method>`: the data set's file with the method's own lines put in."""
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+from ...errors import ConfigError
+from ...methods import METHODS
+from ..config import override
+
+DATASETS = ("mnist", "fashion-mnist")
+DEFAULT = "mnist/dp-gaussian"
+
+
+def names() -> list[str]:
+    """All presets."""
+    return [f"{dataset}/{method}" for dataset in DATASETS for method in METHODS]
+
+
+def tables(name: str) -> dict[str, Any]:
+    """The tables of one preset, only what differs from the defaults."""
+    if name not in names():
+        raise ConfigError(f"preset {name!r} is unknown; dpcert presets lists them (a config file must end in .toml)")
+    dataset, method = name.split("/")
+    content = tomllib.loads(resources.files(__package__).joinpath(f"{dataset}.toml").read_text(encoding="utf-8"))
+    own = content.pop("methods", {}).get(method, {})
+    assignments = {f"{section}.{key}": value for section, values in own.items() for key, value in values.items()}
+    return override(content, {"method.name": method, **assignments})

@@ -1,0 +1,1 @@
+"""Per-example gradients, clipped and summed; engines that agree on one contract."""

@@ -1,0 +1,43 @@
+"""Which engine takes a model: the fast one where it is known to be right, the reference one elsewhere."""
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError
+from .engine import Engine, LossOfOne
+from .layerwise import Layerwise, unsupported
+from .vmap import clipped_sum, per_example_gradients
+
+ENGINES = ("auto", "layerwise", "vmap")
+_AGREEMENT = 1e-3  # of the largest gradient: float32 rounding is far below, a wrong rule far above
+
+
+def choose(name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...]) -> Engine:
+    """The engine called `name`; ``auto`` takes `layerwise` where it can, ``layerwise`` insists on it."""
+    if name == "vmap":
+        return clipped_sum
+    engine = Layerwise()
+    reason = unsupported(model) or _disagreement(engine, model, loss, input_shape)
+    if reason is None:
+        return engine
+    if name == "layerwise":
+        raise ConfigError(f"gradients.engine layerwise cannot take this model: {reason}; use vmap or auto")
+    return clipped_sum
+
+
+def _disagreement(engine: Layerwise, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...]) -> str | None:
+    """Compare with the reference on three made-up examples: a forward that uses weights in its own way shows here."""
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    views = torch.rand((3, 2, *input_shape), generator=generator).to(device)
+    labels = torch.zeros(3, dtype=torch.long, device=device)
+    expected = per_example_gradients(model, loss, views, labels)
+    try:
+        found = {name: part.instantiate() for name, part in engine.per_example(model, loss, views, labels).items()}
+    except (RuntimeError, KeyError, ValueError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        if float((found[name] - gradient.flatten(1)).abs().max()) > _AGREEMENT * scale:
+            return f"its gradient of {name!r} differs from the reference engine's"
+    return None

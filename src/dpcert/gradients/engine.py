@@ -1,0 +1,93 @@
+"""The contract of the engines: (model, loss of one example, views, labels, clip) -> ClippedSum.
+
+A loss maps the logits of ONE example's views, ``[R, classes]``, and its label to a scalar. The engine makes the batch,
+so a loss cannot see two examples. Engines take ``views [b, R, ...]``, a part of the batch that fits in memory; the sums
+of the parts are added.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+LossOfOne = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """The sum of clipped per-example gradients, float64, flat in the order of the parameters.
+
+    Guarantee: adding or removing one example moves `value` by at most `sensitivity` in L2.
+    `norms` are the norms before clipping. They are *sensitive*: they are for tests and never leave the process.
+    """
+
+    value: Tensor
+    sensitivity: float
+    norms: Tensor
+
+    def __add__(self, other: "ClippedSum") -> "ClippedSum":
+        """The sum over both batches, which share no example: one example is in one of them."""
+        worst = max(self.sensitivity, other.sensitivity)
+        return ClippedSum(self.value + other.value, worst, torch.cat([self.norms, other.norms]))
+
+
+class ClipRule(Protocol):
+    """Norms to factors, and the bound they keep."""
+
+    def factors(self, norms: Tensor, clip_norm: float) -> Tensor:
+        """Factor of each example; 0 where the norm is not finite."""
+
+    def sensitivity(self, clip_norm: float) -> float:
+        """Largest norm after clipping."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A rule with its clip norm C."""
+
+    rule: ClipRule
+    norm: float
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factor of each example."""
+        return self.rule.factors(norms, self.norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest norm after clipping."""
+        return self.rule.sensitivity(self.norm)
+
+
+class Engine(Protocol):
+    """What an engine is."""
+
+    def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clip) -> ClippedSum:
+        """The clipped sum over the examples of ``views [b, R, ...]``."""
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, in the order of every flat vector."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def empty_sum(model: nn.Module, clip: Clip) -> ClippedSum:
+    """The sum over no examples: zero. An empty Poisson batch is an ordinary step."""
+    parameters = trainable(model).values()
+    device = next(iter(parameters)).device
+    size = sum(parameter.numel() for parameter in parameters)
+    nothing = torch.zeros(0, dtype=torch.float64, device=device)
+    return ClippedSum(torch.zeros(size, dtype=torch.float64, device=device), clip.sensitivity, nothing)
+
+
+def clip_and_sum(per_example: Iterable[Tensor], clip: Clip) -> ClippedSum:
+    """Clip and sum per-example gradients given as one ``[b, ...]`` tensor a parameter. Norms and sums are float64."""
+    flat = [gradient.flatten(1) for gradient in per_example]
+    parts = [torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64) for gradient in flat]
+    norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    factors = clip.factors(norms)
+    if not bool(torch.isfinite(norms).all()):  # 0 * inf is nan: such rows must be emptied, not only weighted by 0
+        flat = [torch.where(torch.isfinite(norms)[:, None], gradient, 0.0) for gradient in flat]
+    value = torch.cat([factors @ gradient.double() for gradient in flat])
+    return ClippedSum(value, clip.sensitivity, norms)

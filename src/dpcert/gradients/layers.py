@@ -1,0 +1,174 @@
+"""How each kind of layer turns its input and the gradient of its output into per-example parameter gradients.
+
+A rule takes the layer, its input ``[b*R, ...]``, the gradient of its output ``[b*R, ...]`` and b, and gives the gradients
+of its parameters by name. Rows of one example stand together, so ``[b*R, ...]`` reshapes to ``[b, R, ...]``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .parts import Instantiated, Part, Reordered, product
+
+Buffers = dict[Any, Tensor]
+Rule = Callable[[Any, Tensor, Tensor, int, Buffers], dict[str, Part]]
+
+
+def _bias(layer: Any, deltas: Tensor) -> dict[str, Part]:
+    return {} if layer.bias is None else {"bias": Instantiated(deltas.sum(dim=1))}
+
+
+def linear(layer: nn.Linear, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
+    """W x + b: the product over views and positions."""
+    inputs = x.reshape(examples, -1, layer.in_features)
+    deltas = delta.reshape(examples, -1, layer.out_features)
+    return {"weight": product(inputs, deltas), **_bias(layer, deltas)}
+
+
+def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
+    """A convolution is a linear map of patches; views and positions are summed together, groups stand apart."""
+    deltas = delta.movedim(1, -1).reshape(examples, -1, layer.out_channels)
+    bias = _bias(layer, deltas)
+    x = _padded(layer, x)
+    if layer.in_channels == 1 and len(layer.kernel_size) == 2 and layer.kernel_size[1] < 32:
+        inputs, deltas = _shifted_images(layer, x, delta, examples, buffers)
+        return {"weight": product(inputs, deltas), **bias}
+    patches = _patches(layer, x, examples, buffers)  # [b, R * positions, kernel..., channels]
+    kernel, channels = layer.kernel_size, layer.in_channels
+    if layer.groups == 1:
+        numbers = torch.arange(layer.out_channels * patches.shape[2:].numel(), device=x.device)
+        order = numbers.view(layer.out_channels, *kernel, channels).movedim(-1, 1).flatten()
+        return {"weight": Reordered(product(patches.flatten(2), deltas), order), **bias}
+    groups, summed = layer.groups, patches.shape[1]
+    by_group = patches.unflatten(-1, (groups, channels // groups)).movedim(-2, 1)  # [b, groups, summed, kernel..., c]
+    inputs = by_group.movedim(-1, 3).reshape(examples * groups, summed, -1)
+    outputs = deltas.unflatten(-1, (groups, -1)).movedim(2, 1).reshape(examples * groups, summed, -1)
+    return {"weight": Instantiated(torch.bmm(outputs.mT, inputs).reshape(examples, -1)), **bias}
+
+
+def _padded(layer: Any, x: Tensor) -> Tensor:
+    padding = _padding(layer)
+    if not any(amount for pair in padding for amount in pair):
+        return x
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return F.pad(x, [amount for pair in reversed(padding) for amount in pair], mode=mode)
+
+
+def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:
+    """``[b, R * positions, kernel..., channels]``: strided views of the padded input, copied into a reused buffer.
+
+    With channels last a kernel's row is one run of memory, so the copy is as fast as memory.
+    """
+    space = len(layer.kernel_size)
+    x = x.movedim(1, -1)  # [rows, space..., channels]
+    for axis, (kernel, stride, dilation) in enumerate(
+        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=1
+    ):
+        x = x.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    x = x.movedim(1 + space, -1)  # [rows, positions..., kernel..., channels]
+    buffer = _buffer(buffers, (id(layer), "patches"), tuple(x.shape), x)
+    buffer.copy_(x)
+    return buffer.view(examples, -1, *x.shape[1 + space :])
+
+
+def _shifted_images(
+    layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers
+) -> tuple[Tensor, Tensor]:
+    """Patches of a one-channel image, as ``[b, summed, kernel]``, and the matching ``[b, summed, out]``.
+
+    One channel makes the runs of `_patches` short. Instead the image is cut into its stride x stride phases; what the kernel's
+    tap (i, j) sees is then one phase shifted by a constant, a single long run. A run covers whole rows of the phase: its last
+    columns lie beyond the output, and the gradients there are 0.
+    """
+    (kernel_h, kernel_w), (stride_h, stride_w), (dilation_h, dilation_w) = layer.kernel_size, layer.stride, layer.dilation
+    rows, out_channels, height, width = delta.shape
+    spare = dilation_w * (kernel_w - 1) // stride_w + 1
+    phase_h = max(-(-x.shape[2] // stride_h), height + dilation_h * (kernel_h - 1) // stride_h + 1)
+    phase_w = max(-(-x.shape[3] // stride_w), width + spare)
+    padded = _buffer(buffers, (id(layer), "padded"), (rows, phase_h, stride_h, phase_w, stride_w), x)
+    image = padded.view(rows, phase_h * stride_h, phase_w * stride_w)
+    seen_h, seen_w = min(x.shape[2], image.shape[1]), min(x.shape[3], image.shape[2])
+    image[:, :seen_h, :seen_w].copy_(x[:, 0, :seen_h, :seen_w])
+    phases = padded.permute(2, 4, 0, 1, 3).reshape(stride_h, stride_w, examples, rows // examples, phase_h * phase_w)
+    run = height * phase_w
+    taps = _buffer(buffers, (id(layer), "taps"), (examples, kernel_h * kernel_w, rows // examples, run), x)
+    for i in range(kernel_h):
+        for j in range(kernel_w):
+            (down, phase_i), (right, phase_j) = divmod(i * dilation_h, stride_h), divmod(j * dilation_w, stride_w)
+            start = down * phase_w + right
+            taps[:, i * kernel_w + j].copy_(phases[phase_i, phase_j, :, :, start : start + run])
+    wide = _buffer(buffers, (id(layer), "wide"), (rows, height, phase_w, out_channels), delta)
+    wide[:, :, :width].copy_(delta.movedim(1, -1))
+    return taps.flatten(2).mT, wide.view(examples, -1, out_channels)
+
+
+def _buffer(buffers: Buffers, name: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A zero-filled tensor that is made once for each name and shape, so that memory stays mapped and in cache."""
+    key = (name, shape, like.dtype, like.device)
+    if key not in buffers:
+        buffers[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+    return buffers[key]
+
+
+def _padding(layer: Any) -> list[tuple[int, int]]:
+    if layer.padding == "valid":
+        return [(0, 0)] * len(layer.kernel_size)
+    if layer.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return [(amount // 2, amount - amount // 2) for amount in totals]
+    return [(amount, amount) for amount in layer.padding]
+
+
+def layer_norm(layer: nn.LayerNorm, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
+    """w * normalised + b, elementwise: sum over all axes in front of the normalised ones."""
+    normalised = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    size = normalised[0].numel() and torch.Size(layer.normalized_shape).numel()
+    return _scale_and_shift(layer, normalised.reshape(examples, -1, size), delta.reshape(examples, -1, size))
+
+
+def group_norm(layer: nn.GroupNorm, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
+    """w_c * normalised + b_c: sum over views and positions."""
+    normalised = F.group_norm(x, layer.num_groups, eps=layer.eps)
+    return _by_channel(layer, normalised, delta, examples)
+
+
+def frozen_batch_norm(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
+    """BatchNorm with running statistics is an affine map of each channel."""
+    normalised = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+    return _by_channel(layer, normalised, delta, examples)
+
+
+def _by_channel(layer: Any, normalised: Tensor, delta: Tensor, examples: int) -> dict[str, Part]:
+    channels = normalised.shape[1]
+    rows = normalised.movedim(1, -1).reshape(examples, -1, channels)
+    return _scale_and_shift(layer, rows, delta.movedim(1, -1).reshape(examples, -1, channels))
+
+
+def _scale_and_shift(layer: Any, normalised: Tensor, deltas: Tensor) -> dict[str, Part]:
+    return {"weight": Instantiated((normalised * deltas).sum(dim=1)), **_bias(layer, deltas)}
+
+
+def embedding(layer: nn.Embedding, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
+    """Rows of the table that an example looked up collect its gradients."""
+    deltas = delta.reshape(examples, -1, layer.embedding_dim)
+    tokens = x.reshape(examples, -1)
+    if layer.padding_idx is not None:
+        deltas = torch.where((tokens == layer.padding_idx)[..., None], 0.0, deltas)
+    table = deltas.new_zeros(examples, layer.num_embeddings, layer.embedding_dim)
+    table.scatter_add_(1, tokens[..., None].expand_as(deltas), deltas)
+    return {"weight": Instantiated(table.flatten(1))}
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.LayerNorm: layer_norm,
+    nn.GroupNorm: group_norm,
+    nn.BatchNorm1d: frozen_batch_norm,
+    nn.BatchNorm2d: frozen_batch_norm,
+    nn.Embedding: embedding,
+}

@@ -1,0 +1,124 @@
+"""The gradients of one layer's parameters, an example each, in the cheaper of two forms.
+
+Both forms give the norms and the weighted sum in float64 from the same float32 numbers, so that the norm used for clipping
+is the norm of what is summed.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Part(Protocol):
+    """Per-example gradients of one parameter."""
+
+    def norms_squared(self) -> Tensor:
+        """``[b]``, float64."""
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """sum_i factors[i] * gradient[i], flat, float64."""
+
+    def instantiate(self) -> Tensor:
+        """``[b, size]``."""
+
+    def without(self, rows: Tensor) -> "Part":
+        """The same with the marked examples' gradients replaced by 0."""
+
+
+@dataclass(frozen=True)
+class Instantiated:
+    """Gradients as numbers, ``[b, size]``."""
+
+    gradients: Tensor
+
+    def norms_squared(self) -> Tensor:
+        """Row sums of squares."""
+        return torch.linalg.vector_norm(self.gradients, dim=1, dtype=torch.float64).square()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """A vector-matrix product in float64: float32 sums would move by more than the clip margin."""
+        return factors @ self.gradients.double()
+
+    def instantiate(self) -> Tensor:
+        """As it is."""
+        return self.gradients
+
+    def without(self, rows: Tensor) -> "Instantiated":
+        """Zero rows."""
+        return Instantiated(torch.where(rows[:, None], 0.0, self.gradients))
+
+
+@dataclass(frozen=True)
+class Factored:
+    """Gradients as products, never formed: gradient[i] = deltas[i]^T inputs[i].
+
+    ``inputs [b, s, in]``, ``deltas [b, s, out]``: s sums over views and positions. The norm is the ghost norm
+    ‖D^T A‖^2 = sum of (A A^T) * (D D^T) (Goodfellow 2015; Li et al. 2022), right for wide linear layers.
+    """
+
+    inputs: Tensor
+    deltas: Tensor
+
+    def norms_squared(self) -> Tensor:
+        """The ghost norm, in float64."""
+        inputs, deltas = self.inputs.double(), self.deltas.double()
+        products = torch.bmm(inputs, inputs.mT) * torch.bmm(deltas, deltas.mT)
+        return products.sum(dim=(1, 2)).clamp_(min=0.0)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """One matrix product over all rows."""
+        deltas = (self.deltas.double() * factors[:, None, None]).flatten(0, 1)
+        return (deltas.mT @ self.inputs.double().flatten(0, 1)).flatten()
+
+    def instantiate(self) -> Tensor:
+        """``[b, out * in]``."""
+        return torch.bmm(self.deltas.mT, self.inputs).flatten(1)
+
+    def without(self, rows: Tensor) -> "Factored":
+        """Zero the factors of the marked examples."""
+        marked = rows[:, None, None]
+        return Factored(torch.where(marked, 0.0, self.inputs), torch.where(marked, 0.0, self.deltas))
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Gradients whose numbers stand in another order than the parameter's: ``order[k]`` is where number k belongs."""
+
+    part: Part
+    order: Tensor
+
+    def norms_squared(self) -> Tensor:
+        """Order does not matter."""
+        return self.part.norms_squared()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """The sum, put in order."""
+        return self.part.weighted_sum(factors)[self.order]
+
+    def instantiate(self) -> Tensor:
+        """The gradients, put in order."""
+        return self.part.instantiate()[:, self.order]
+
+    def without(self, rows: Tensor) -> "Reordered":
+        """Zero the marked examples."""
+        return Reordered(self.part.without(rows), self.order)
+
+
+def product(inputs: Tensor, deltas: Tensor) -> Part:
+    """The cheaper form of deltas[i]^T inputs[i], by counting multiplications and the float64 numbers written."""
+    summed, width_in, width_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
+    instantiated = width_in * width_out * (summed + 8)
+    factored = 2 * summed * (summed + 4) * (width_in + width_out) + 2 * summed * width_in * width_out
+    return Factored(inputs, deltas) if factored < instantiated else Instantiated(torch.bmm(deltas.mT, inputs).flatten(1))
+
+
+def total(parts: list[Part]) -> Part:
+    """The gradient of a parameter that is used several times in one forward pass."""
+    if len(parts) == 1:
+        return parts[0]
+    summed = parts[0].instantiate()
+    for part in parts[1:]:
+        summed = summed + part.instantiate()
+    return Instantiated(summed)

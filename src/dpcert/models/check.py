@@ -1,0 +1,88 @@
+"""Refuses models that cannot be trained privately or certified: layers that mix examples, or draw numbers of their own.
+
+Differential privacy counts what ONE example does to the gradient. A layer that lets example i change the output of
+example j (BatchNorm in training mode) breaks that count, whatever the clip norm says.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from ..errors import ModelError
+
+_ROWS = 3
+
+
+def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, training: bool = True) -> None:
+    """Raise `ModelError`, naming the layer and the remedy, unless examples stay apart and shapes fit."""
+    parameters = dict(model.named_parameters())
+    if training and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ModelError("the model has no trainable parameter; set requires_grad on what should be trained")
+    for name, layer in model.named_modules():
+        _refuse_known(name, layer)
+    odd = [name for name, parameter in parameters.items() if parameter.dtype != torch.float32]
+    if training and odd:
+        raise ModelError(f"parameter {odd[0]!r} is {parameters[odd[0]].dtype}, training needs float32; call model.float()")
+    _probe(model, input_shape, classes)
+
+
+def _refuse_known(name: str, layer: nn.Module) -> None:
+    kind = f"layer {name!r} ({type(layer).__name__})"
+    if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+        raise ModelError(f"{kind} in training mode mixes the examples of a batch; replace it by nn.GroupNorm, "
+                         "or freeze it: layer.eval() with running statistics")  # fmt: skip
+    if isinstance(layer, _InstanceNorm) and layer.track_running_stats and layer.training:
+        raise ModelError(f"{kind} keeps running statistics of the examples; set track_running_stats=False")
+    if isinstance(layer, (_DropoutNd, nn.RReLU)) and layer.training and getattr(layer, "p", 1.0) > 0:
+        raise ModelError(f"{kind} draws random numbers that a resumed run cannot draw again; remove it or call layer.eval()")
+
+
+def _probe(model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
+    """Run three rows, change one, and look for a layer where another row moves."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    first = torch.rand((_ROWS, *input_shape), generator=generator)
+    second = first.clone()
+    second[0] = torch.rand(input_shape, generator=generator)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        outputs = [_layer_outputs(model, rows.to(device)) for rows in (first, second)]
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise ModelError(f"the model does not take inputs of shape {list(input_shape)}: {reason}") from error
+    changed = [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
+    if changed:
+        raise ModelError(f"buffer {changed[0]!r} changes in the forward pass, so it remembers examples; freeze that layer")
+    (logits, layers_first), (_, layers_second) = outputs
+    if logits.shape != (_ROWS, classes):
+        raise ModelError(f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {classes} classes; "
+                         "it must return logits of shape [rows, classes]")  # fmt: skip
+    for name, rows in layers_first.items():
+        other = layers_second.get(name)
+        if other is not None and rows.shape == other.shape and len(rows) == _ROWS:
+            moved = (rows[1:] - other[1:]).abs().max() if rows[1:].numel() else torch.tensor(0.0)
+            if moved > 1e-4 * (1 + rows.abs().max()):
+                raise ModelError(f"layer {name!r} mixes examples: changing one row of the input changes the others; "
+                                 "use a layer that treats each row alone")  # fmt: skip
+
+
+def _layer_outputs(model: nn.Module, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    seen: dict[str, Tensor] = {}
+
+    def remember(name: str):  # type: ignore[no-untyped-def]
+        def hook(layer: nn.Module, inputs: object, output: object) -> None:
+            if isinstance(output, Tensor) and name not in seen:
+                seen[name] = output.detach().clone()
+
+        return hook
+
+    handles = [layer.register_forward_hook(remember(name or "the model")) for name, layer in model.named_modules()]
+    try:
+        with torch.no_grad():
+            logits = model(rows)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return logits, seen

@@ -1,0 +1,24 @@
+"""Models by name."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .._validate import one_of
+from ..errors import ModelError
+from .cnn import cnn, linear
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear}
+
+
+def build_model(
+    name: str, *, input_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10, seed: int | None = None
+) -> nn.Module:
+    """A freshly initialised model by name; `seed` fixes the initialisation without touching the global generator."""
+    one_of("model.name", name, MODELS, error=ModelError)
+    if seed is None:
+        return MODELS[name](input_shape, classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name](input_shape, classes)

@@ -1,0 +1,189 @@
+"""From a plan to epsilon and back, by dp-accounting's privacy loss distributions (PLD).
+
+Guarantee: every epsilon is an upper bound (pessimistic PLD with the connect-the-dots discretisation, Doroshenko et al.
+2022) for the Poisson-subsampled Gaussian mechanism, neighbours by adding or removing one record.
+Assumes: the noise has the stated multiplier of the sensitivity, batches are Poisson, steps is the number of releases.
+What is not of this form is refused, never approximated.
+
+Symbols: noise_multiplier is the paper's rho, sampling_probability q = B / N, steps T.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .._validate import finite_in, integer_in
+from ..errors import BudgetError
+
+RELATION = "add-or-remove-one"
+ACCOUNTANT = "pld"
+LARGEST_NOISE_MULTIPLIER = 10_000.0
+SMALLEST_NOISE_MULTIPLIER = 0.05
+CALIBRATION_TOLERANCE = 5e-4  # calibration uses at least 99.9 % of the budget and never passes it
+
+
+@dataclass(frozen=True)
+class GaussianSteps:
+    """`steps` releases of the Poisson-subsampled Gaussian mechanism."""
+
+    noise_multiplier: float
+    sampling_probability: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        finite_in("noise_multiplier", self.noise_multiplier, 0.0, LARGEST_NOISE_MULTIPLIER, error=BudgetError)
+        finite_in("sampling_probability", self.sampling_probability, 0.0, 1.0, open_low=True, error=BudgetError,
+                  remedy="it is batch_size / dataset_size")  # fmt: skip
+        integer_in("steps", self.steps, 0, error=BudgetError)
+
+
+def epsilon(*, noise_multiplier: float, sampling_probability: float, steps: int, delta: float) -> float:
+    """The smallest epsilon the PLD can prove at this delta (infinite without noise, 0 without steps)."""
+    return compose([GaussianSteps(noise_multiplier, sampling_probability, steps)], delta)
+
+
+def compose(events: Iterable[GaussianSteps], delta: float) -> float:
+    """Epsilon at `delta` of all the events together; equal events are merged first."""
+    finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError)
+    merged: dict[tuple[float, float], int] = {}
+    for event in events:
+        setting = (event.noise_multiplier, event.sampling_probability)
+        merged[setting] = merged.get(setting, 0) + event.steps
+    charged = [(rho, q, steps) for (rho, q), steps in merged.items() if steps > 0]
+    if not charged:
+        return 0.0
+    if any(rho < SMALLEST_NOISE_MULTIPLIER for rho, _, _ in charged):
+        return math.inf  # below this the bound is in the hundreds and the distribution no longer fits in memory
+    interval = max(_interval(rho) for rho, _, _ in charged)
+    total = None
+    for rho, q, steps in charged:
+        part = _one_step(rho, q, interval).self_compose(steps)
+        total = part if total is None else total.compose(part)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def _interval(noise_multiplier: float) -> float:
+    """Width of a bucket of privacy loss: 1e-4, wider where little noise makes the losses themselves large."""
+    return 1e-4 * max(1.0, 0.5 / noise_multiplier) ** 2
+
+
+@lru_cache(maxsize=8)
+def _one_step(noise_multiplier: float, sampling_probability: float, interval: float):  # type: ignore[no-untyped-def]
+    from dp_accounting.pld import privacy_loss_distribution  # slow to import: only when it is needed
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        sampling_prob=sampling_probability,
+        value_discretization_interval=interval,
+        use_connect_dots=True,
+    )
+
+
+def rdp_epsilon(*, noise_multiplier: float, sampling_probability: float, steps: int, delta: float) -> float:
+    """Epsilon by Renyi accounting (Mironov et al. 2019): looser, shown beside the PLD because papers quote it."""
+    import dp_accounting
+
+    accountant = dp_accounting.rdp.RdpAccountant()
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(sampling_probability, gaussian), steps)
+    return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=64)
+def calibrate(*, epsilon: float, delta: float, sampling_probability: float, steps: int) -> float:
+    """The smallest noise multiplier (to six digits, rounded up) whose epsilon is at most the given one.
+
+    Guarantee: ``accounting.epsilon(calibrate(...), ...) <= epsilon`` and >= 99.9 % of it.
+    """
+    finite_in("epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError, remedy="a usual budget is 1 to 8")
+    finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError, remedy="e.g. 1e-5")
+    GaussianSteps(1.0, sampling_probability, steps)
+    integer_in("steps", steps, 1, error=BudgetError)
+
+    def spent(rho: float) -> float:
+        return compose([GaussianSteps(rho, sampling_probability, steps)], delta)
+
+    aim = epsilon * (1.0 - CALIBRATION_TOLERANCE)
+    rho = _six_digits_up(_solve_decreasing(spent, aim, _first_guess(aim, delta, sampling_probability, steps)))
+    if spent(rho) > epsilon:  # cannot happen while spent() decreases; never hand out more than was asked for
+        raise BudgetError(f"no noise multiplier found for epsilon {epsilon:g} at delta {delta:g} and {steps} steps")
+    return rho
+
+
+def steps_within(*, epsilon: float, delta: float, noise_multiplier: float, sampling_probability: float) -> int:
+    """The largest number of steps that stays within the budget (0 if even one step passes it)."""
+
+    def fits(steps: int) -> bool:
+        return compose([GaussianSteps(noise_multiplier, sampling_probability, steps)], delta) <= epsilon
+
+    finite_in("epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError)
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+        if high > 10**9:
+            raise BudgetError("more than 1e9 steps fit in the budget; the noise is larger than any training needs")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon of one Gaussian release with sensitivity/noise = mu, from the exact curve of Balle and Wang (2018)."""
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
+
+    def excess(eps: float) -> float:
+        a, b = mu / 2 - eps / mu, -mu / 2 - eps / mu
+        return float(math.exp(log_ndtr(a)) - math.exp(eps + log_ndtr(b)) - delta)
+
+    return 0.0 if excess(0.0) <= 0 else float(brentq(excess, 0.0, mu * mu / 2 + mu * 40 + 1))
+
+
+def _first_guess(target: float, delta: float, q: float, steps: int) -> float:
+    """Noise multiplier by the central limit theorem of Gaussian DP (Dong et al. 2019), where the search starts."""
+    from scipy.optimize import brentq
+
+    def excess(log_rho: float) -> float:
+        rho = math.exp(log_rho)
+        mu = q * math.sqrt(steps * math.expm1(min(1.0 / (rho * rho), 600.0))) if q < 1 else math.sqrt(steps) / rho
+        return _gaussian_epsilon(min(mu, 1e4), delta) - target
+
+    low, high = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
+    if excess(high) > 0:
+        raise BudgetError(
+            f"epsilon {target:.3g} at delta {delta:g} with {steps} steps needs a noise multiplier above "
+            f"{LARGEST_NOISE_MULTIPLIER:g}; raise epsilon or take fewer steps"
+        )
+    return math.exp(low) if excess(low) < 0 else math.exp(float(brentq(excess, low, high, xtol=1e-3)))
+
+
+def _solve_decreasing(function: Callable[[float], float], aim: float, guess: float) -> float:
+    """x with aim (1 - tolerance) <= function(x) <= aim (1 + tolerance / 2), by secants in log-log within a bracket."""
+    low, high = 0.0, math.inf  # function(low) > aim >= function(high)
+    x, last = guess, None
+    for _ in range(60):
+        value = function(x)
+        if aim * (1.0 - CALIBRATION_TOLERANCE) <= value <= aim * (1.0 + CALIBRATION_TOLERANCE / 2):
+            return x
+        if x <= SMALLEST_NOISE_MULTIPLIER and value <= aim:
+            return x
+        low, high = (x, high) if value > aim else (low, x)
+        slope = -1.0
+        if last is not None and 0 < value < math.inf and last[1] < math.inf and value != last[1] and last[1] > 0:
+            slope = (math.log(value) - math.log(last[1])) / (math.log(x) - math.log(last[0]))
+        last = (x, value)
+        step = math.log(aim / value) / min(slope, -0.1) if 0 < value < math.inf else (-0.5 if value == 0 else 0.5)
+        x = x * math.exp(max(-1.0, min(1.0, step)))
+        if not low < x < high:
+            x = math.sqrt(low * high) if low > 0 and high < math.inf else (low * 2 if low > 0 else high / 2)
+        x = max(x, SMALLEST_NOISE_MULTIPLIER)
+    raise BudgetError(f"no noise multiplier found for epsilon {aim:.3g}; the budget cannot be met")
+
+
+def _six_digits_up(value: float) -> float:
+    unit = 10.0 ** (math.floor(math.log10(value)) - 5)
+    return float(f"{math.ceil(value / unit) * unit:.6g}")

@@ -1,0 +1,161 @@
+"""The privacy ledger: what was released, written before it happens, chained by hashes.
+
+A line is one event. ``open`` states the plan, ``authorise`` charges a block of steps *before* they run, ``close`` says
+that the run is finished. Each line holds the hash of the one before it, so an edit, a cut in the middle or a reordering
+is seen; while the run key lives each line also holds an HMAC under it, so that nobody without the key can extend the chain.
+
+Guarantee: at any moment the steps charged here are at least the steps whose results exist, and at most one block more;
+a finished run is charged exactly its steps. Epsilon is computed from these lines and from nothing else.
+The file holds no time, host, path or resume event: two runs with the same seeds have the same bytes.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import LedgerError
+from ..store.durable import canonical_json, write_atomically
+from .accounting import GaussianSteps
+
+FORMAT = 1
+GENESIS = "0" * 64
+Event = dict[str, Any]
+
+
+class Ledger:
+    """A hash-chained list of events, kept in a file (or in memory when `path` is None)."""
+
+    def __init__(self, path: Path | None = None, mac_key: bytes | None = None) -> None:
+        self.path = path
+        self._mac_key = mac_key
+        self._lines: list[str] = []
+        self._events: list[Event] = []
+        self.head = GENESIS
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All events so far, oldest first."""
+        return tuple(self._events)
+
+    @property
+    def opening(self) -> Mapping[str, Any]:
+        """The ``open`` event: the plan, the clip rule, the source of the noise."""
+        if not self._events:
+            raise LedgerError("the ledger is empty; no step was ever authorised")
+        return self._events[0]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run is finished."""
+        return bool(self._events) and self._events[-1]["event"] == "close"
+
+    @property
+    def steps_authorised(self) -> int:
+        """How many steps are charged."""
+        return sum(event["steps"] for event in self._events if event["event"] == "authorise")
+
+    def releases(self) -> Iterator[GaussianSteps]:
+        """The charged steps, as the accountant understands them."""
+        for event in self._events:
+            if event["event"] == "authorise":
+                yield GaussianSteps(event["noise_multiplier"], event["sampling_probability"], event["steps"])
+
+    def contains(self, head: str) -> bool:
+        """Whether some line of this ledger has the hash `head`."""
+        return any(json.loads(line)["hash"] == head for line in self._lines)
+
+    def open(self, facts: Mapping[str, Any]) -> None:
+        """Begin: `facts` state the plan."""
+        if self._events:
+            raise LedgerError("the ledger is open already")
+        self._append({"event": "open", "format": FORMAT, **facts})
+
+    def authorise(self, first_step: int, steps: int, noise_multiplier: float, sampling_probability: float) -> None:
+        """Charge the steps first_step .. first_step + steps - 1, durably, before any of them runs."""
+        if self.is_closed:
+            raise LedgerError("the ledger is closed; a finished run takes no more steps")
+        if first_step != self.steps_authorised or steps < 1:
+            raise LedgerError(f"steps must be authorised in order: {self.steps_authorised} are, asked from {first_step}")
+        block = {"first_step": first_step, "steps": steps}
+        setting = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability}
+        self._append({"event": "authorise", **block, **setting})
+
+    def close(self) -> None:
+        """End: exactly the authorised steps were run."""
+        self._append({"event": "close", "steps": self.steps_authorised})
+
+    def _append(self, event: Event) -> None:
+        digest = _chain(self.head, event)
+        line: dict[str, Any] = {"data": event, "previous": self.head, "hash": digest}
+        if self._mac_key is not None:
+            line["mac"] = hmac.new(self._mac_key, digest.encode(), hashlib.sha256).hexdigest()
+        lines = [*self._lines, canonical_json(line)]
+        if self.path is not None:
+            # The whole file at once: a few kilobytes, and no half line can ever be seen.
+            write_atomically(self.path, ("\n".join(lines) + "\n").encode())
+        self._lines, self.head = lines, digest
+        self._events.append(event)
+
+    @classmethod
+    def load(cls, path: Path, mac_key: bytes | None = None) -> "Ledger":
+        """Read and check a ledger; anything odd is a `LedgerError`.
+
+        With the run key every HMAC is checked too; without it the chain, the order of the events and the counts are.
+        """
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except FileNotFoundError as error:
+            raise LedgerError(f"ledger {path} is missing; without it no epsilon can be stated") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise LedgerError(f"ledger {path} cannot be read: {error}") from error
+        if not text.endswith("\n"):
+            raise LedgerError(f"ledger {path} is cut off or empty; {_REMEDY}")
+        ledger = cls(path, mac_key)
+        for number, line in enumerate(text[:-1].split("\n"), start=1):
+            ledger._accept(line, f"ledger {path} line {number}")
+        return ledger
+
+    def _accept(self, line: str, where: str) -> None:
+        try:
+            entry = json.loads(line)
+            event, digest = entry["data"], entry["hash"]
+            expected_keys = {"data", "previous", "hash"} | ({"mac"} if "mac" in entry else set())
+            well_formed = set(entry) == expected_keys and canonical_json(entry) == line and isinstance(event, dict)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise LedgerError(f"{where} is not an entry; {_REMEDY}") from error
+        if not well_formed or entry["previous"] != self.head or digest != _chain(self.head, event):
+            raise LedgerError(f"{where} does not follow from the line before it (edited or reordered); {_REMEDY}")
+        if self._mac_key is not None:
+            mac = hmac.new(self._mac_key, digest.encode(), hashlib.sha256).hexdigest()
+            if not hmac.compare_digest(mac, str(entry.get("mac", ""))):
+                raise LedgerError(f"{where} was not written by this run (its HMAC is wrong); {_REMEDY}")
+        self._check_order(event, where)
+        self._lines.append(line)
+        self._events.append(event)
+        self.head = digest
+
+    def _check_order(self, event: Event, where: str) -> None:
+        kind = event.get("event")
+        first = not self._events
+        try:
+            if first:
+                in_order = kind == "open" and event["format"] == FORMAT
+            elif kind == "authorise":
+                GaussianSteps(event["noise_multiplier"], event["sampling_probability"], event["steps"])
+                in_order = not self.is_closed and event["first_step"] == self.steps_authorised
+            else:
+                in_order = kind == "close" and not self.is_closed and event["steps"] == self.steps_authorised
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"{where} is not an event of format {FORMAT}: {error}; {_REMEDY}") from error
+        if not in_order:
+            raise LedgerError(f"{where} holds an event out of order; {_REMEDY}")
+
+
+_REMEDY = "restore the ledger from a copy: no epsilon is computed from a doubtful one"
+
+
+def _chain(previous: str, event: Event) -> str:
+    return hashlib.sha256(f"{previous}\n{canonical_json(event)}".encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""Run directories as plain values, and the table of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..store.durable import read_json
+from ..store.records import CertificateRow, read_certificates
+from ..store.runs import RunDirectory
+from .paper import TABLE_1
+
+
+@dataclass(frozen=True)
+class Certified:
+    """One certification of a run: its figures, and the rows they were made from."""
+
+    figures: dict[str, Any]
+    rows: list[CertificateRow]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run directory says about itself."""
+
+    path: Path
+    metrics: dict[str, Any]
+    config: str
+    certified: list[Certified]
+
+    @property
+    def title(self) -> str:
+        """Method and data set."""
+        return f"{self.metrics['method']} on {self.metrics['dataset']}"
+
+    @property
+    def privacy(self) -> str:
+        """The privacy claim in one line; never a number for a run that is not private."""
+        privacy = self.metrics["privacy"]
+        if not privacy["private"]:
+            return f"epsilon = inf (not private: {privacy['reason']})"
+        return f"epsilon = {privacy['epsilon']:.4f} at delta = {privacy['delta']:g}"
+
+    def paper(self, sigma: float) -> tuple[float, float, float] | None:
+        """The paper's (clean accuracy, ACR, certified accuracy at 0.25) for the same setting, where it prints one."""
+        return TABLE_1.get((self.metrics["dataset"], self.metrics["method"], sigma))
+
+
+_EXPECTED = ("dataset", "method", "clean_accuracy", "privacy", "certification")
+
+
+def read_run(path: Path) -> RunFacts:
+    """All public facts of a run."""
+    directory = RunDirectory(path)
+    directory.require(directory.config, directory.metrics)
+    metrics = read_json(directory.metrics, what="metrics")
+    missing = [key for key in _EXPECTED if not isinstance(metrics, dict) or key not in metrics]
+    if missing:
+        raise RunError(f"{directory.metrics} has no {missing[0]!r}; it is damaged or from another version")
+    certified = [Certified(entry, _rows(path, entry)) for entry in metrics["certification"]]
+    return RunFacts(path, metrics, directory.config.read_text(encoding="utf-8"), certified)
+
+
+def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:
+    stride, examples = entry["stride"], entry["examples"]
+    wanted = {stride * number for number in range(examples)}
+    rows = [row for row in read_certificates(path / str(entry.get("file"))) if row.idx in wanted]
+    if len(rows) < examples:
+        raise RunError(f"{path / entry['file']} holds {len(rows)} rows, metrics.json speaks of {examples}; "
+                       "run dpcert certify again")  # fmt: skip
+    return rows
+
+
+HEADINGS = ("run", "sigma", "privacy", "clean accuracy", "ACR", "certified at 0.25", "images", "abstained")
+
+
+def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
+    """A row for each certification (or for a run without any), the paper's figures in brackets where it has them."""
+    table = []
+    for run in runs:
+        clean = run.metrics["clean_accuracy"]
+        if not run.certified:
+            table.append((run.title, "", run.privacy, _percent(clean), "not certified", "", "", ""))
+        for certified in run.certified:
+            f, paper = certified.figures, run.paper(certified.figures["sigma"])
+            low, high = f["acr_interval"]
+            at = f["certified_accuracy"].get("0.25")
+            split = "" if f.get("split", "test") == "test" else f" ({f['split']})"
+            table.append((
+                run.title + split, f"{f['sigma']:g}", run.privacy,
+                _percent(clean) + (f" [paper {paper[0]:.2f} %]" if paper else ""),
+                f"{f['acr']:.3f} ({low:.3f} to {high:.3f})" + (f" [paper {paper[1]:.3f}]" if paper else ""),
+                _percent(at) + (f" [paper {paper[2]:.1f} %]" if paper else ""),
+                str(f["examples"]), str(f["abstained"]),
+            ))  # fmt: skip
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{100 * share:.2f} %"

@@ -1,0 +1,85 @@
+"""Run directories: which file is where, one process at a time, secrets in a folder of their own."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import RunError
+from .durable import cannot_write, destroy, write_atomically
+
+_KEY_BYTES = 32
+
+
+class RunDirectory:
+    """The paths of one run. Nothing is created before `create`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.model = path / "model.safetensors"
+        self.ledger = path / "ledger.jsonl"
+        self.metrics = path / "metrics.json"
+        self.report = path / "report.html"
+        self.private = path / "private"
+        self.key = self.private / "key"
+        self.state = self.private / "state.json"
+
+    def create(self) -> None:
+        """Make the folder and its private part (0700)."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.private.mkdir(mode=0o700, exist_ok=True)
+            self.private.chmod(0o700)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def require(self, *files: Path) -> None:
+        """Raise unless this is a run directory that holds `files`."""
+        if not self.path.is_dir():
+            raise RunError(f"{self.path} is not a run directory; make one with: dpcert train --out {self.path}")
+        for file in files:
+            if not file.is_file():
+                raise RunError(f"{self.path} has no {file.name}; finish its training with: dpcert train --out {self.path}")
+
+    def store_key(self, key: bytes) -> None:
+        """Keep the run key, readable by its owner only."""
+        write_atomically(self.key, key, mode=0o600)
+
+    def load_key(self) -> bytes | None:
+        """The run key, or None when it was destroyed (or never made)."""
+        try:
+            key = self.key.read_bytes()
+        except FileNotFoundError:
+            return None
+        if len(key) != _KEY_BYTES:
+            raise RunError(f"{self.key} has {len(key)} bytes, a run key has {_KEY_BYTES}; this run cannot be continued")
+        return key
+
+    def forget_secrets(self) -> None:
+        """Destroy the key and what was only needed to continue."""
+        destroy(self.key)
+        for file in [self.state, *self.private.glob("checkpoint-*.safetensors")]:
+            file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory for this process; the lock dies with the process."""
+        try:
+            import fcntl
+        except ImportError:  # no advisory locks on this system
+            yield
+            return
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise RunError(f"{self.path} is in use by another process; wait for it or choose another --out") from error
+            raise
+        try:
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,302 @@
+"""The training loop: charge, step, checkpoint; go on after a crash; stop cleanly when asked to."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._validate import finite_in, integer_in, one_of
+from ..data.dataset import Dataset
+from ..errors import ConfigError, LedgerError, RunError
+from ..gradients.choose import ENGINES, choose
+from ..gradients.engine import Clip, trainable
+from ..methods import Method
+from ..models.check import check_model
+from ..privacy.ledger import Ledger
+from ..privacy.mechanism import STEPS_PER_BLOCK, Mechanism, Plan, make_plan, opening_facts
+from ..privacy.statement import Statement, state
+from ..progress import Progress, silent
+from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
+from ..store.durable import write_atomically
+from ..store.runs import RunDirectory
+from .state import data_identity, load_checkpoint, load_tensors, load_weights, model_bytes, save_checkpoint
+from .step import Problem, private_step
+
+OPTIMIZERS = ("sgd", "adam")
+_SECONDS_BETWEEN_EPSILONS = 20.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run needs beside model, data and method. The last four change speed, not the promise."""
+
+    epsilon: float
+    delta: float
+    epochs: float
+    batch_size: int
+    learning_rate: float
+    momentum: float
+    optimizer: str
+    clip_norm: float
+    noise_seed: int | None = None
+    physical_batch: int = 64
+    engine: str = "auto"
+    device: str = "cpu"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training: the model and what can be said about it."""
+
+    model: nn.Module
+    ledger: Ledger
+    statement: Statement
+    plan: Plan
+    path: Path | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """From the ledger; infinite when the run is not private."""
+        return self.statement.epsilon
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM; the state is saved where there is a run directory."""
+
+
+def plan_for(data: Dataset, method: Method, settings: Settings) -> Plan:
+    """The plan: a function of public numbers only."""
+    assert data.size is not None and data.classes is not None
+    return make_plan(
+        dataset_size=data.size, size_given=data.size_given, classes=data.classes, classes_given=data.classes_given,
+        held_out=data.held_out, batch_size=settings.batch_size, epochs=settings.epochs, clip=method.clip_rule,
+        clip_norm=settings.clip_norm, epsilon=settings.epsilon, delta=settings.delta,
+    )  # fmt: skip
+
+
+def fit(
+    model: nn.Module,
+    data: Dataset,
+    method: Method,
+    settings: Settings,
+    *,
+    directory: RunDirectory | None = None,
+    labels: dict[str, str] | None = None,
+    claim: Callable[[], str] | None = None,
+    progress: Progress = silent,
+) -> Run:
+    """Train `model` in place, or go on where `directory` stopped; on a finished run only load it.
+
+    Everything that can be wrong is checked before the ledger opens. `labels` are public facts for the model's header.
+    `claim` is called once the directory is ours; it writes the config there and returns its SHA-256.
+    """
+    _check_settings(settings)
+    device = choose_device(settings.device)
+    check_model(model, data.input_shape, data.classes or 0)
+    plan = plan_for(data, method, settings)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    model.to(device)
+    optimizer = _optimizer(model, settings)
+    if directory is None:
+        key = _new_key(settings)
+        ledger = _open_ledger(None, key, plan, settings)
+        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer), 0, None, "", progress)
+        return Run(model, ledger, state(ledger), plan)
+    directory.create()
+    with directory.locked():
+        facts = {**(labels or {}), **({"config_sha256": claim()} if claim is not None else {})}
+        if is_finished(directory):
+            return _reload(directory, model, plan, settings)
+        return _fit_in(directory, model, data, method, settings, plan, optimizer, facts, progress)
+
+
+def is_finished(directory: RunDirectory) -> bool:
+    """Whether nothing is left to train."""
+    return directory.model.exists() and directory.ledger.exists() and Ledger.load(directory.ledger).is_closed
+
+
+def _fit_in(
+    directory: RunDirectory, model: nn.Module, data: Dataset, method: Method, settings: Settings, plan: Plan,
+    optimizer: torch.optim.Optimizer, labels: dict[str, str], progress: Progress,
+) -> Run:  # fmt: skip
+    resumed = load_checkpoint(directory, model, optimizer)
+    key = directory.load_key()
+    if resumed is None:
+        if directory.ledger.exists():
+            raise LedgerError(f"{directory.path} has a ledger but no checkpoint; its state was removed: use another --out")
+        key = _new_key(settings)
+        identity = data_identity(key, data.x_train, data.y_train)
+        directory.store_key(key)
+        save_checkpoint(directory, 0, model, optimizer, "", identity)  # the initial weights: step 0 can be replayed
+        first, head = 0, ""
+    else:
+        if key is None:
+            raise RunError(f"{directory.key} is missing; without it the same steps cannot be taken again: use another --out")
+        identity = data_identity(key, data.x_train, data.y_train)
+        if identity != resumed.data_identity:
+            raise RunError(f"{directory.path} was started on other training data; use that data or another --out")
+        first, head = resumed.step, resumed.ledger_head
+    ledger = _continue_ledger(directory.ledger, key, plan, settings, head)
+    mechanism = Mechanism(plan, key, ledger)
+    problem = _problem(model, data, method, settings, mechanism, optimizer)
+    _steps(problem, first, directory, identity, progress)
+    if not ledger.is_closed:
+        ledger.close()
+    statement = state(ledger)
+    facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
+    facts |= {"ledger_head": ledger.head, "format": "dpcert-1"}
+    write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
+    directory.forget_secrets()
+    return Run(model, ledger, statement, plan, directory.path)
+
+
+def _reload(directory: RunDirectory, model: nn.Module, plan: Plan, settings: Settings) -> Run:
+    ledger = Ledger.load(directory.ledger)
+    _refuse_other_plan(ledger, plan, settings)
+    load_weights(model, load_tensors(directory.model), directory.model)
+    directory.forget_secrets()  # a crash may have come between the last write and this
+    return Run(model, ledger, state(ledger), plan, directory.path)
+
+
+def _steps(problem: Problem, first: int, directory: RunDirectory | None, identity: str, progress: Progress) -> None:
+    mechanism, total = problem.mechanism, problem.mechanism.plan.steps
+    spent = _SpentSoFar(mechanism.ledger)
+    with _stop_requests() as asked_to_stop:
+        for step in range(first, total):
+            mechanism.charge(step)
+            private_step(problem, step)
+            done = step + 1
+            progress(done, total, epsilon=spent.text(step))
+            stop = bool(asked_to_stop)
+            if directory is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
+                head = mechanism.ledger.head
+                save_checkpoint(directory, done, problem.model, problem.optimizer, head, identity)
+            if stop and done < total:
+                raise Interrupted(f"stopped after step {done} of {total}")
+    if directory is None:
+        mechanism.ledger.close()
+
+
+class _SpentSoFar:
+    """Epsilon of what the ledger has charged, recomputed now and then: for the eyes only."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._text, self._due, self._head = ledger, "", 0.0, ""
+
+    def text(self, step: int) -> str:
+        if self._head != self._ledger.head and time.monotonic() >= self._due:
+            statement = state(self._ledger)
+            self._text = f"{statement.epsilon:.2f}" if statement.private else "inf"
+            self._head, self._due = self._ledger.head, time.monotonic() + _SECONDS_BETWEEN_EPSILONS
+        return self._text
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM, to be looked at between steps; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _new_key(settings: Settings) -> bytes:
+    return secret_key() if settings.noise_seed is None else key_from_seed(settings.noise_seed, "noise")
+
+
+def _mac_key(key: bytes) -> bytes:
+    return stream_bytes(key, Purpose.LEDGER_MAC, KEY_BYTES)
+
+
+def _open_ledger(path: Path | None, key: bytes, plan: Plan, settings: Settings) -> Ledger:
+    ledger = Ledger(path, _mac_key(key))
+    ledger.open(opening_facts(plan, noise_is_secret=settings.noise_seed is None))
+    return ledger
+
+
+def _continue_ledger(path: Path, key: bytes, plan: Plan, settings: Settings, head: str) -> Ledger:
+    """The ledger of a run that goes on; the checkpoint's head must be one of its lines."""
+    if not path.exists():
+        if head:
+            raise LedgerError(f"ledger {path} is missing although steps were taken; restore it from a copy")
+        return _open_ledger(path, key, plan, settings)
+    ledger = Ledger.load(path, _mac_key(key))
+    if head and not ledger.contains(head):
+        raise LedgerError(f"ledger {path} does not hold the entry the checkpoint stands on (it was cut); restore it")
+    _refuse_other_plan(ledger, plan, settings)
+    return ledger
+
+
+def _refuse_other_plan(ledger: Ledger, plan: Plan, settings: Settings) -> None:
+    wanted = opening_facts(plan, noise_is_secret=settings.noise_seed is None)
+    for name, value in wanted.items():
+        if ledger.opening.get(name) != value:
+            raise RunError(
+                f"this run was planned with {name} = {ledger.opening.get(name)}, now {value} is asked for; "
+                "a run keeps its plan: use another --out"
+            )
+
+
+def _problem(
+    model: nn.Module, data: Dataset, method: Method, settings: Settings, mechanism: Mechanism,
+    optimizer: torch.optim.Optimizer,
+) -> Problem:  # fmt: skip
+    clip = Clip(method.clip_rule, settings.clip_norm)
+    engine = choose(settings.engine, model, method.loss, data.input_shape)
+    return Problem(
+        model, data.x_train, data.y_train, method, clip, engine, mechanism, optimizer, settings.physical_batch
+    )  # fmt: skip
+
+
+def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    parameters = list(trainable(model).values())
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=settings.learning_rate)
+    return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=settings.momentum)
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by name, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used: {reason}; use cpu") from error
+    return device
+
+
+def _check_settings(settings: Settings) -> None:
+    finite_in("train.learning_rate", settings.learning_rate, 0.0, 1e6, open_low=True)
+    finite_in("train.momentum", settings.momentum, 0.0, 1.0, open_high=True)
+    one_of("train.optimizer", settings.optimizer, OPTIMIZERS)
+    one_of("gradients.engine", settings.engine, ENGINES)
+    integer_in("train.physical_batch", settings.physical_batch, 1)
+    if settings.threads is not None:
+        integer_in("train.threads", settings.threads, 1, 1024)
+    if settings.noise_seed is not None:
+        integer_in("privacy.noise_seed", settings.noise_seed, 0)
+
+
+

@@ -1,0 +1,123 @@
+"""Checkpoints: what lets a killed run go on to the same bytes. Safetensors and JSON with SHA-256, never pickle."""
+
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from ..errors import RunError
+from ..rng import KEY_BYTES, Purpose, stream_bytes
+from ..store.durable import canonical_json, sha256_hex, write_atomically
+from ..store.runs import RunDirectory
+
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on."""
+
+    step: int
+    ledger_head: str
+    data_identity: str
+
+
+def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
+    """HMAC of the training data under the run key: recognises the data, tells nothing to who lacks the key."""
+    mac = hmac.new(stream_bytes(key, Purpose.DATA_IDENTITY, KEY_BYTES), digestmod=hashlib.sha256)
+    for tensor in (images, labels):
+        mac.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
+        mac.update(tensor.contiguous().numpy().data)
+    return mac.hexdigest()
+
+
+def save_checkpoint(
+    directory: RunDirectory, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, head: str, identity: str
+) -> None:
+    """Write weights and optimiser state, then the small file that names them; only then drop the older ones."""
+    tensors = {_MODEL + name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{_OPTIMIZER}{index}.{name}"] = value.detach().cpu().contiguous()
+    data = save(tensors)
+    file = directory.private / f"checkpoint-{step}.safetensors"
+    write_atomically(file, data, mode=0o600)
+    state = {
+        "step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, "data_identity": identity,
+    }  # fmt: skip
+    state["check"] = sha256_hex(canonical_json(state).encode())
+    write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600)
+    for older in directory.private.glob("checkpoint-*.safetensors"):
+        if older != file:
+            older.unlink(missing_ok=True)
+
+
+def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.optim.Optimizer) -> Resumed | None:
+    """Put the newest checkpoint into `model` and `optimizer`; None when there is none yet."""
+    if not directory.state.exists():
+        return None
+    state = _read_state(directory.state)
+    file = directory.private / state["checkpoint"]
+    tensors = load_tensors(file, state["sha256"])
+    weights = {name.removeprefix(_MODEL): value for name, value in tensors.items() if name.startswith(_MODEL)}
+    load_weights(model, weights, file)
+    slots: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith(_OPTIMIZER):
+            index, slot = name.removeprefix(_OPTIMIZER).split(".", 1)
+            slots.setdefault(int(index), {})[slot] = value
+    if slots:
+        optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
+    return Resumed(state["step"], state["ledger_head"], state["data_identity"])
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        state = json.loads(text)
+        check = state.pop("check")
+        intact = sha256_hex(canonical_json(state).encode()) == check
+        intact = intact and text == canonical_json({**state, "check": check}) + "\n"
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RunError(f"{path} is damaged ({error}); this run cannot be continued, start another with --out") from error
+    if not intact:
+        raise RunError(f"{path} is damaged (its checksum is wrong); this run cannot be continued, start another with --out")
+    assert isinstance(state, dict)
+    return state
+
+
+def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, whose digest must be `sha256` where one is given."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    if sha256 is not None and sha256_hex(data) != sha256:
+        raise RunError(f"{path} is damaged (its SHA-256 is wrong); restore it from a copy or train again with another --out")
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise RunError(f"{path} is not a safetensors file ({error}); restore it from a copy") from error
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
+    """Put `weights` into `model`; names and shapes must fit."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        detail = str(error).splitlines()[-1].strip()
+        raise RunError(f"{origin} does not fit the model: {detail}") from error
+
+
+def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
+    """The final weights as safetensors, with public facts in the header (sorted, so the bytes are reproducible)."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    return save(tensors, metadata=dict(sorted(metadata.items())))

@@ -1,0 +1,4 @@
+"""Views of an example: ``(model, x [b, ...], labels [b], noise [b, K, ...]) -> [b, R, ...]``, each from its own row."""
+
+from .gaussian import Gaussian as Gaussian
+from .original import Original as Original
