@@ -1,9 +1,9 @@
 """dpcert: image classifiers that are provably private and provably robust.
 
-    data = dpcert.load_dataset("mnist")
-    run = dpcert.train("cnn", data, dpcert.method("dp-gaussian", sigma=0.5), epsilon=3.0, delta=1e-5)
-    certificates = dpcert.certify(run.model, data.x_test[:500], data.y_test[:500], sigma=0.5)
-    print(run.statement, certificates.acr)
+data = dpcert.load_dataset("mnist")
+run = dpcert.train("cnn", data, dpcert.method("dp-gaussian", sigma=0.5), epsilon=3.0, delta=1e-5)
+certificates = dpcert.certify(run.model, data.x_test[:500], data.y_test[:500], sigma=0.5)
+print(run.statement, certificates.acr)
 """
 
 from typing import TYPE_CHECKING
@@ -22,15 +22,33 @@ __version__ = "0.1.0"
 
 # Loaded on first use, so that `dpcert --help` does not wait for torch.
 _HOMES = {
-    "Certificates": "certification.sweep", "certify": "certification.sweep", "predict": "certification.sweep",
-    "Dataset": "data.dataset", "load_dataset": "data.registry", "train": "experiment.api", "Method": "methods",
-    "method": "methods", "build_model": "models.registry", "calibrate": "privacy.accounting",
-    "epsilon": "privacy.accounting", "Run": "training.loop",
-}  # fmt: skip
+    "Certificates": "certification.sweep",
+    "certify": "certification.sweep",
+    "predict": "certification.sweep",
+    "Dataset": "data.dataset",
+    "load_dataset": "data.registry",
+    "train": "experiment.api",
+    "Method": "methods",
+    "method": "methods",
+    "build_model": "models.registry",
+    "calibrate": "privacy.accounting",
+    "epsilon": "privacy.accounting",
+    "Run": "training.loop",
+}
 __all__ = [
-    "Certificates", "Dataset", "Method", "Run", "build_model", "calibrate", "certify", "epsilon", "load_dataset", "method",
-    "predict", "train",
-]  # fmt: skip
+    "Certificates",
+    "Dataset",
+    "Method",
+    "Run",
+    "build_model",
+    "calibrate",
+    "certify",
+    "epsilon",
+    "load_dataset",
+    "method",
+    "predict",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -27,13 +27,7 @@ def finite_in(
 
 
 def integer_in(
-    name: str,
-    value: int,
-    low: int,
-    high: int | None = None,
-    *,
-    remedy: str = "",
-    error: type[DpcertError] = ConfigError,
+    name: str, value: int, low: int, high: int | None = None, *, remedy: str = "", error: type[DpcertError] = ConfigError
 ) -> int:
     """Return `value` if it is a whole number of at least `low` (and at most `high`); raise `error` otherwise."""
     whole = isinstance(value, int) and not isinstance(value, bool)

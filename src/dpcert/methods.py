@@ -115,6 +115,11 @@ def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: boo
         raise ConfigError(f"method {name!r} is unknown; choose one of: {', '.join(METHODS)}")
     row = METHODS[name]
     return combine(
-        views=row.views, regulariser=row.regulariser, clip=row.clip,
-        sigma=sigma, copies=copies, keep_original=keep_original, name=name,
-    )  # fmt: skip
+        views=row.views,
+        regulariser=row.regulariser,
+        clip=row.clip,
+        sigma=sigma,
+        copies=copies,
+        keep_original=keep_original,
+        name=name,
+    )

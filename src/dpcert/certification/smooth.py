@@ -15,7 +15,9 @@ ABSTAIN = -1
 class Counter(Protocol):
     """Counts the votes of a classifier on noisy copies of one input."""
 
-    sigma: float
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise."""
 
     def count(self, x: Tensor, votes: int, purpose: Purpose, index: int) -> np.ndarray:
         """Votes for each class; the noise of different purposes is independent."""

@@ -89,8 +89,8 @@ def certify(
         raise DataError(f"y has shape {list(labels.shape)}, must hold one label for each of the {len(x)} inputs")
     key = secret_key() if seed is None else key_from_seed(seed, "certify")
     found = []
-    with evaluating(model):
-        counter = VoteCounter(model, sigma, key, batch)
+    with evaluating(model) as voter:
+        counter = VoteCounter(voter, sigma, key, batch)
         for index, example in enumerate(x):
             found.append(smooth.certify(counter, example, n0, n, alpha, index))
             progress(index + 1, len(x))
@@ -110,8 +110,8 @@ def predict(
 ) -> Tensor:
     """PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always fresh noise."""
     check_request(sigma=sigma, n0=1, n=n, alpha=alpha)
-    with evaluating(model):
-        counter = VoteCounter(model, sigma, secret_key(), batch)
+    with evaluating(model) as voter:
+        counter = VoteCounter(voter, sigma, secret_key(), batch)
         classes = [smooth.predict(counter, example, n, alpha, i) for i, example in enumerate(check_inputs(x))]
     return torch.tensor(classes)
 
@@ -156,21 +156,42 @@ def certify_to_file(
 
 
 def _append_rows(
-    model: nn.Module, x: Tensor, y: Tensor, todo: Sequence[int], path: Path, done: dict[int, CertificateRow],
-    sigma: float, n0: int, n: int, alpha: float, key: bytes, batch: int, progress: Progress, total: int,
-) -> None:  # fmt: skip
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    todo: Sequence[int],
+    path: Path,
+    done: dict[int, CertificateRow],
+    sigma: float,
+    n0: int,
+    n: int,
+    alpha: float,
+    key: bytes,
+    batch: int,
+    progress: Progress,
+    total: int,
+) -> None:
     _write_all(path, done)  # drops a half-written last line
     first = total - len(todo)
     try:
-        with path.open("a", encoding="ascii") as file, evaluating(model):
-            counter = VoteCounter(model, sigma, key, batch)
+        with path.open("a", encoding="ascii") as file, evaluating(model) as voter:
+            counter = VoteCounter(voter, sigma, key, batch)
             synced = time.monotonic()
             for position, index in enumerate(todo, start=1):
                 began = time.perf_counter()
                 c = smooth.certify(counter, x[index], n0, n, alpha, index)
                 label = int(y[index])
-                row = CertificateRow(index, label, c.predict, c.radius, int(c.predict == label),
-                                     time.perf_counter() - began, c.count, c.n, c.p_lower)  # fmt: skip
+                row = CertificateRow(
+                    index,
+                    label,
+                    c.predict,
+                    c.radius,
+                    int(c.predict == label),
+                    time.perf_counter() - began,
+                    c.count,
+                    c.n,
+                    c.p_lower,
+                )
                 text = row.text()
                 done[index] = parse_certificate(text)  # what is on disk is what is reported
                 file.write(text + "\n")

@@ -5,6 +5,7 @@ apart: another batch size or thread count could then have voted otherwise.
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,15 +22,10 @@ DEFAULT_BATCH = 500
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode, without gradients; its own mode comes back afterwards."""
-    modes = [(layer, layer.training) for layer in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield model
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
+    """A copy of the model for voting: evaluation mode, no gradients, channels innermost (pools are then several times faster)."""
+    voter = copy.deepcopy(model).eval().to(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        yield voter
 
 
 @dataclass(frozen=True)

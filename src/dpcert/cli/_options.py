@@ -9,9 +9,11 @@ import typer
 from ..errors import ConfigError
 
 Source = Annotated[
-    str | None, typer.Argument(metavar="PRESET|FILE.toml", help="A preset (dpcert presets) or a config file.",
-                               show_default="mnist/dp-gaussian")
-]  # fmt: skip
+    str | None,
+    typer.Argument(
+        metavar="PRESET|FILE.toml", help="A preset (dpcert presets) or a config file.", show_default="mnist/dp-gaussian"
+    ),
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Sigma = Annotated[float | None, typer.Option(help="Noise of the views and of certification.", show_default="the preset's")]
 Epsilon = Annotated[float | None, typer.Option(help="Privacy budget.", show_default="the preset's")]
@@ -22,9 +24,7 @@ Seed = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/<dataset>-<method>")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps ...", show_default="cpu")]
-Examples = Annotated[
-    str | None, typer.Option(metavar="N|all", help="How many test images to certify.", show_default="500")
-]  # fmt: skip
+Examples = Annotated[str | None, typer.Option(metavar="N|all", help="How many test images to certify.", show_default="500")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any config key (repeatable).", show_default=False),
@@ -41,16 +41,20 @@ def examples_number(text: str | int | None, size_word: str = "all") -> int | Non
 
 
 def assignments(
-    set_: list[str] | None, *, sigma: float | None, epsilon: float | None, delta: float | None, seed: int | None,
-    device: str | None, examples: str | None = None,
-) -> Mapping[str, Any]:  # fmt: skip
+    set_: list[str] | None,
+    *,
+    sigma: float | None,
+    epsilon: float | None,
+    delta: float | None,
+    seed: int | None,
+    device: str | None,
+    examples: str | None = None,
+) -> Mapping[str, Any]:
     """The options as config keys; ``--set`` is the last word."""
     from ..experiment.config import parse_assignment
     from ..experiment.run import seed_everything_visible
 
-    given: dict[str, Any] = {
-        "method.sigma": sigma, "privacy.epsilon": epsilon, "privacy.delta": delta, "train.device": device,
-    }  # fmt: skip
+    given: dict[str, Any] = {"method.sigma": sigma, "privacy.epsilon": epsilon, "privacy.delta": delta, "train.device": device}
     chosen = {key: value for key, value in given.items() if value is not None} | seed_everything_visible(seed)
     if examples is not None:
         number = examples_number(examples)

@@ -31,12 +31,19 @@ def certify(
     directory.require(directory.config)
     config = parse(read_toml(directory.config), str(directory.config))
     request = experiment.CertifyRequest(
-        config.certification_sigma if sigma is None else sigma, n0, n, alpha,
-        o.examples_number(examples or str(config.certify.examples)), seed, split,
-    )  # fmt: skip
+        config.certification_sigma if sigma is None else sigma,
+        n0,
+        n,
+        alpha,
+        o.examples_number(examples or str(config.certify.examples)),
+        seed,
+        split,
+    )
     with progress_bar("data", "bytes") as fetching, progress_bar("certify", "images") as certifying:
         figures = experiment.certify(run, request, device or "cpu", certifying, fetching)
     low, high = figures["acr_interval"]
-    typer.echo(f"sigma {request.sigma:g}: ACR {figures['acr']:.3f} (95 % interval {low:.3f} to {high:.3f}), {figures['abstained']} "
-               f"of {figures['examples']} abstained, {figures['subset']}")  # fmt: skip
+    typer.echo(
+        f"sigma {request.sigma:g}: ACR {figures['acr']:.3f} (95 % interval {low:.3f} to {high:.3f}), {figures['abstained']} "
+        f"of {figures['examples']} abstained, {figures['subset']}"
+    )
     typer.echo(f"certificates: {run / figures['file']}")

@@ -9,5 +9,7 @@ def methods() -> None:
     from ..methods import METHODS
     from ._show import print_table
 
-    rows = [(name, r.views, r.regulariser, r.clip, "no" if r.clip == "none" else "yes", r.source) for name, r in METHODS.items()]
+    rows = [
+        (name, r.views, r.regulariser, r.clip, "no" if r.clip == "none" else "yes", r.source) for name, r in METHODS.items()
+    ]
     print_table(("method", "views", "regulariser", "clip", "private", "in the paper"), rows)

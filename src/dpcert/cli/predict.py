@@ -10,13 +10,14 @@ from . import _options as o
 
 def predict(
     run: o.RunPath,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE.npy|FILE.png ...", help="Images in [0, 1], or 8 bit.",
-                                                show_default=False)],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE.npy|FILE.png ...", help="Images in [0, 1], or 8 bit.", show_default=False)
+    ],
     sigma: Annotated[float | None, typer.Option(help="Smoothing noise.", show_default="the run's")] = None,
     n: Annotated[int, typer.Option(help="Votes that bound the probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that an answer is wrong.")] = 0.001,
     device: o.Device = None,
-) -> None:  # fmt: skip
+) -> None:
     """The smoothed class and certified L2 radius of your own images, or "abstain"; always with fresh noise.
 
     Example:  dpcert predict runs/mnist-dp-gaussian digit.png

@@ -14,6 +14,15 @@ def presets() -> None:
     for name in p.names():
         c = resolve(name, {})
         budget = f"({c.privacy.epsilon:g}, {c.privacy.delta:g})" if c.build_method().clip_rule.name != "none" else "not private"
-        rows.append((name, budget, f"{c.train.optimizer} {c.train.learning_rate:g}", str(c.train.batch_size),
-                     f"{c.train.epochs:g}", str(c.build_method().views.copies), "0.25, 0.5, 1.0"))  # fmt: skip
+        rows.append(
+            (
+                name,
+                budget,
+                f"{c.train.optimizer} {c.train.learning_rate:g}",
+                str(c.train.batch_size),
+                f"{c.train.epochs:g}",
+                str(c.build_method().views.copies),
+                "0.25, 0.5, 1.0",
+            )
+        )
     print_table(("preset", "epsilon, delta", "optimiser", "batch", "epochs", "K", "sigmas of the paper"), rows)

@@ -6,9 +6,16 @@ from . import _options as o
 
 
 def run(
-    source: o.Source = None, sigma: o.Sigma = None, epsilon: o.Epsilon = None, delta: o.Delta = None, seed: o.Seed = None,
-    out: o.Out = None, examples: o.Examples = None, device: o.Device = None, set_: o.Set = None,
-) -> None:  # fmt: skip
+    source: o.Source = None,
+    sigma: o.Sigma = None,
+    epsilon: o.Epsilon = None,
+    delta: o.Delta = None,
+    seed: o.Seed = None,
+    out: o.Out = None,
+    examples: o.Examples = None,
+    device: o.Device = None,
+    set_: o.Set = None,
+) -> None:
     """Train, certify, summarise and report: the whole way in one command.
 
     Example:  dpcert run fashion-mnist/dp-gaussian --sigma 0.25 --examples 1000
@@ -16,16 +23,21 @@ def run(
     from ..experiment import run as experiment
     from . import certify, report, train
 
-    chosen = o.assignments(
-        set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
-    )  # fmt: skip
+    chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples)
     config = experiment.resolve(source, chosen)
     folder = out or experiment.default_out(config)
     train.train(source, sigma, epsilon, delta, seed, folder, device, set_)
     wanted = config.certify
     certify.certify(
-        folder, config.certification_sigma, wanted.n0, wanted.n, wanted.alpha, str(wanted.examples), wanted.seed,
-        "test", config.train.device,
-    )  # fmt: skip
+        folder,
+        config.certification_sigma,
+        wanted.n0,
+        wanted.n,
+        wanted.alpha,
+        str(wanted.examples),
+        wanted.seed,
+        "test",
+        config.train.device,
+    )
     report.report([folder], html=folder / "report.html", figures=folder / "figures")
     typer.echo(f"report: {folder / 'report.html'}")

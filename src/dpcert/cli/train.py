@@ -6,9 +6,15 @@ from . import _options as o
 
 
 def train(
-    source: o.Source = None, sigma: o.Sigma = None, epsilon: o.Epsilon = None, delta: o.Delta = None, seed: o.Seed = None,
-    out: o.Out = None, device: o.Device = None, set_: o.Set = None,
-) -> None:  # fmt: skip
+    source: o.Source = None,
+    sigma: o.Sigma = None,
+    epsilon: o.Epsilon = None,
+    delta: o.Delta = None,
+    seed: o.Seed = None,
+    out: o.Out = None,
+    device: o.Device = None,
+    set_: o.Set = None,
+) -> None:
     """Train privately; go on where an interrupted run of the same request stopped.
 
     Example:  dpcert train mnist/dp-gaussian --epsilon 3 --out runs/mine

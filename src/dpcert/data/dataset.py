@@ -43,8 +43,10 @@ class Dataset:
             images = getattr(self, f"x_{part}")
             setattr(self, f"y_{part}", _labels(f"y_{part}", getattr(self, f"y_{part}"), len(images), self.classes))
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
-            raise DataError(f"x_train has images of shape {list(self.x_train.shape[1:])}, x_test of "
-                            f"{list(self.x_test.shape[1:])}; they must agree")  # fmt: skip
+            raise DataError(
+                f"x_train has images of shape {list(self.x_train.shape[1:])}, x_test of "
+                f"{list(self.x_test.shape[1:])}; they must agree"
+            )
         if self.classes is None:
             self.classes = 1 + int(max(self.y_train.max(), self.y_test.max()))
         integer_in("data.classes", self.classes, 2, 1_000_000, error=DataError)
@@ -70,11 +72,17 @@ class Dataset:
         chosen = torch.zeros(total, dtype=torch.bool)
         chosen[torch.arange(records) * total // records] = True
         return Dataset(
-            self.x_train[~chosen], self.y_train[~chosen], self.x_test, self.y_test, self.name,
+            self.x_train[~chosen],
+            self.y_train[~chosen],
+            self.x_test,
+            self.y_test,
+            self.name,
             self._public_size() - records if self.size_given else None,
             self.classes if self.classes_given else None,
-            records, self.x_train[chosen], self.y_train[chosen],
-        )  # fmt: skip
+            records,
+            self.x_train[chosen],
+            self.y_train[chosen],
+        )
 
     def _public_size(self) -> int:
         assert self.size is not None
@@ -111,8 +119,10 @@ def _labels(name: str, labels: Any, count: int, classes: int | None) -> Tensor:
     if bool(bad.any()):
         record = int(bad.nonzero()[0])
         bound = "at least 0" if classes is None else f"in 0..{classes - 1}"
-        raise DataError(f"{name} record {record} has the label {int(tensor[record])}, labels must be {bound}; "
-                        "correct the labels or data.classes")  # fmt: skip
+        raise DataError(
+            f"{name} record {record} has the label {int(tensor[record])}, labels must be {bound}; "
+            "correct the labels or data.classes"
+        )
     return tensor
 
 

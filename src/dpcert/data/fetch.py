@@ -31,8 +31,9 @@ def check_digest(data: bytes, expected: str, name: str) -> bytes:
     """`data` if its SHA-256 is the expected one."""
     found = sha256_hex(data)
     if found != expected:
-        raise DataError(f"{name} has the SHA-256 {found[:16]}..., expected {expected[:16]}...; it is damaged: "
-                        "delete it and fetch it again")  # fmt: skip
+        raise DataError(
+            f"{name} has the SHA-256 {found[:16]}..., expected {expected[:16]}...; it is damaged: delete it and fetch it again"
+        )
     return data
 
 

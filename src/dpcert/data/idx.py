@@ -36,8 +36,10 @@ def parse_idx(data: bytes, dimensions: int, name: str) -> np.ndarray:
         raise DataError(f"{name} is cut off: {len(data)} bytes hold no IDX header; fetch it again")
     zero, kind, stated = struct.unpack(">HBB", data[:4])
     if zero != 0 or kind != _UNSIGNED_BYTE or stated != dimensions:
-        raise DataError(f"{name} starts with {data[:4].hex()}, an IDX file of bytes with {dimensions} dimension(s) "
-                        f"starts with 0000080{dimensions}; is it the right file?")  # fmt: skip
+        raise DataError(
+            f"{name} starts with {data[:4].hex()}, an IDX file of bytes with {dimensions} dimension(s) "
+            f"starts with 0000080{dimensions}; is it the right file?"
+        )
     shape = struct.unpack(f">{dimensions}I", data[4 : 4 * (1 + dimensions)])
     expected = 1
     for size in shape:

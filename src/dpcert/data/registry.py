@@ -29,27 +29,35 @@ class Source:
 
 
 MNIST = Source(
-    "mnist", "mnist", "embedded in the package",
+    "mnist",
+    "mnist",
+    "embedded in the package",
     {
         "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
-    (_EMBEDDED,), "CC BY-SA 3.0, LeCun, Cortes, Burges",
-)  # fmt: skip
+    (_EMBEDDED,),
+    "CC BY-SA 3.0, LeCun, Cortes, Burges",
+)
 FASHION_MNIST = Source(
-    "fashion-mnist", "fashion-mnist", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    "fashion-mnist",
+    "fashion-mnist",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     {
         "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
-    (Path("/usr/share/datasets"),), "MIT, Zalando",  # where Debian's dataset-fashion-mnist puts it
-)  # fmt: skip
+    (Path("/usr/share/datasets"),),
+    "MIT, Zalando",  # where Debian's dataset-fashion-mnist puts it
+)
 CIFAR10 = Source(
-    "cifar10", "cifar-10-batches-bin", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "cifar10",
+    "cifar-10-batches-bin",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     {
         "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
         "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -58,8 +66,9 @@ CIFAR10 = Source(
         "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
         "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
-    (), "Krizhevsky 2009",
-)  # fmt: skip
+    (),
+    "Krizhevsky 2009",
+)
 SOURCES = {source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10)}
 
 
@@ -98,8 +107,10 @@ def _contents(source: Source, fetch_missing: Callable[[Source, list[str]], None]
 def _nowhere(source: Source, name: str, why: str = "") -> DataError:
     target = fetch.cache_folder() / source.folder
     extra = " (or install Debian's package dataset-fashion-mnist)" if source is FASHION_MNIST else ""
-    return DataError(f"data set {source.name}: {name} is in none of the known folders{why}; put it into {target}/ or into "
-                     f"$DPCERT_DATA/{source.folder}/{extra}")  # fmt: skip
+    return DataError(
+        f"data set {source.name}: {name} is in none of the known folders{why}; put it into {target}/ or into "
+        f"$DPCERT_DATA/{source.folder}/{extra}"
+    )
 
 
 def _read_idx_family(source: Source, progress: Progress) -> tuple[np.ndarray, ...]:
@@ -124,8 +135,12 @@ def _read_cifar(source: Source, progress: Progress) -> tuple[np.ndarray, ...]:
     contents = _contents(source, lambda source, missing: _fetch_cifar(source, progress))
     batches = [cifar.parse_batch(data, name) for name, data in contents.items()]
     images, labels = zip(*batches, strict=True)
-    return (np.concatenate(images[:5]), np.concatenate(labels[:5]).astype(np.int64),
-            images[5].copy(), labels[5].astype(np.int64))  # fmt: skip
+    return (
+        np.concatenate(images[:5]),
+        np.concatenate(labels[:5]).astype(np.int64),
+        images[5].copy(),
+        labels[5].astype(np.int64),
+    )
 
 
 def _fetch_cifar(source: Source, progress: Progress) -> None:

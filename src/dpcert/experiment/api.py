@@ -32,7 +32,7 @@ def train(
     out: str | Path | None = None,
     seed: int | None = None,
     noise_seed: int | None = None,
-    physical_batch: int = 64,
+    physical_batch: int = 128,
     engine: str = "auto",
     device: str = "cpu",
     progress: Progress = silent,
@@ -45,13 +45,32 @@ def train(
     """
     method = named_method(method) if isinstance(method, str) else method
     if dataset_size is not None:
-        data = Dataset(data.x_train, data.y_train, data.x_test, data.y_test, data.name, dataset_size, data.classes,
-                       data.held_out, data.x_validation, data.y_validation)  # fmt: skip
+        data = Dataset(
+            data.x_train,
+            data.y_train,
+            data.x_test,
+            data.y_test,
+            data.name,
+            dataset_size,
+            data.classes,
+            data.held_out,
+            data.x_validation,
+            data.y_validation,
+        )
     settings = Settings(
-        epsilon=epsilon, delta=delta, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, momentum=momentum,
-        optimizer=optimizer, clip_norm=clip_norm, noise_seed=noise_seed, physical_batch=physical_batch, engine=engine,
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        optimizer=optimizer,
+        clip_norm=clip_norm,
+        noise_seed=noise_seed,
+        physical_batch=physical_batch,
+        engine=engine,
         device=device,
-    )  # fmt: skip
+    )
     name = model if isinstance(model, str) else type(model).__name__
     if isinstance(model, str):
         model = build_model(model, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
@@ -71,18 +90,29 @@ def _as_config(
         "data": {"name": data.name, "size": dataset_size, "classes": data.classes, "validation": data.held_out},
         "model": {"name": model},
         "method": {
-            "name": method.name, "views": views.name, "regulariser": regulariser, "clip": method.clip_rule.name,
-            "keep_original": getattr(views, "keep_original", True), **sigma,
+            "name": method.name,
+            "views": views.name,
+            "regulariser": regulariser,
+            "clip": method.clip_rule.name,
+            "keep_original": getattr(views, "keep_original", True),
+            **sigma,
         },
         "train": {
-            "epochs": settings.epochs, "batch_size": settings.batch_size, "learning_rate": settings.learning_rate,
-            "momentum": settings.momentum, "optimizer": settings.optimizer, "physical_batch": settings.physical_batch,
-            "device": settings.device, "seed": seed,
+            "epochs": settings.epochs,
+            "batch_size": settings.batch_size,
+            "learning_rate": settings.learning_rate,
+            "momentum": settings.momentum,
+            "optimizer": settings.optimizer,
+            "physical_batch": settings.physical_batch,
+            "device": settings.device,
+            "seed": seed,
         },
         "privacy": {
-            "epsilon": settings.epsilon, "delta": settings.delta, "clip_norm": settings.clip_norm,
+            "epsilon": settings.epsilon,
+            "delta": settings.delta,
+            "clip_norm": settings.clip_norm,
             "noise_seed": settings.noise_seed,
         },
         "gradients": {"engine": settings.engine},
-    }  # fmt: skip
+    }
     return parse(tables, "train()")

@@ -58,7 +58,7 @@ class TrainConfig(_Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     optimizer: Literal["sgd", "adam"] = "sgd"
     seed: int | None = Field(None, ge=0)
-    physical_batch: int = Field(64, ge=1)
+    physical_batch: int = Field(128, ge=1)
     device: str = "cpu"
     threads: int | None = Field(None, ge=1, le=1024)
 
@@ -106,32 +106,39 @@ class Config(_Section):
         return self.certify.sigma if self.certify.sigma is not None else self.method.sigma
 
     def build_method(self) -> Method:
-        """The method as an object."""
-        row = METHODS.get(self.method.name)
-        if row is None and self.method.name != "custom":
-            raise ConfigError(f"method.name {self.method.name!r} is unknown; choose one of: {', '.join(METHODS)}, custom")
-        parts = {part: getattr(self.method, part) or (getattr(row, part) if row else None)
-                 for part in ("views", "regulariser", "clip")}  # fmt: skip
+        """The method as an object: the row of its name, with the parts that the config states itself."""
+        chosen = self.method
+        row = METHODS.get(chosen.name)
+        if row is None and chosen.name != "custom":
+            raise ConfigError(f"method.name {chosen.name!r} is unknown; choose one of: {', '.join(METHODS)}, custom")
         known = {"views": VIEWS, "regulariser": tuple(REGULARISERS), "clip": tuple(CLIP_RULES)}
-        for part, value in parts.items():
-            if value is None:
-                raise ConfigError(f"method.{part} is missing; a custom method needs one of: {', '.join(known[part])}")
-            if value not in known[part]:
-                raise ConfigError(f"method.{part} {value!r} is unknown; choose one of: {', '.join(known[part])}")
+        parts: dict[str, str] = {}
+        for part, words in known.items():
+            word = getattr(chosen, part) or (getattr(row, part) if row else None)
+            if word not in words:
+                raise ConfigError(f"method.{part} is {word!r}, must be one of: {', '.join(words)}")
+            parts[part] = word
         return combine(
-            **parts, sigma=self.method.sigma, copies=self.method.copies,
-            keep_original=self.method.keep_original, name=self.method.name,
-        )  # fmt: skip
+            **parts, sigma=chosen.sigma, copies=chosen.copies, keep_original=chosen.keep_original, name=chosen.name
+        )
 
     def settings(self) -> Settings:
         """What the training loop needs."""
         return Settings(
-            epsilon=self.privacy.epsilon, delta=self.privacy.delta, epochs=self.train.epochs,
-            batch_size=self.train.batch_size, learning_rate=self.train.learning_rate, momentum=self.train.momentum,
-            optimizer=self.train.optimizer, clip_norm=self.privacy.clip_norm, noise_seed=self.privacy.noise_seed,
-            physical_batch=self.train.physical_batch, engine=self.gradients.engine, device=self.train.device,
+            epsilon=self.privacy.epsilon,
+            delta=self.privacy.delta,
+            epochs=self.train.epochs,
+            batch_size=self.train.batch_size,
+            learning_rate=self.train.learning_rate,
+            momentum=self.train.momentum,
+            optimizer=self.train.optimizer,
+            clip_norm=self.privacy.clip_norm,
+            noise_seed=self.privacy.noise_seed,
+            physical_batch=self.train.physical_batch,
+            engine=self.gradients.engine,
+            device=self.train.device,
             threads=self.train.threads,
-        )  # fmt: skip
+        )
 
     def to_toml(self) -> str:
         """The resolved config as TOML; keys without a value are left out."""
@@ -170,7 +177,7 @@ def _known(key: str) -> str:
     section = key.split(".")[0]
     if "." in key and section in Config.model_fields:
         annotation = Config.model_fields[section].annotation
-        assert annotation is not None and issubclass(annotation, BaseModel)
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
         return f"[{section}] has: {', '.join(annotation.model_fields)}"
     return f"the sections are: {', '.join(Config.model_fields)}"
 

@@ -15,9 +15,15 @@ from .run import load_run
 
 
 def predict_files(
-    path: Path, files: list[Path], *, sigma: float | None, n: int, alpha: float, device: str = "cpu",
+    path: Path,
+    files: list[Path],
+    *,
+    sigma: float | None,
+    n: int,
+    alpha: float,
+    device: str = "cpu",
     progress: Progress = silent,
-) -> list[tuple[str, str, str, str]]:  # fmt: skip
+) -> list[tuple[str, str, str, str]]:
     """File, class or "abstain", certified radius, lower bound of the class's probability; one row an image."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
@@ -29,9 +35,14 @@ def predict_files(
     shape = shapes.pop()
     run = load_run(path, (shape[0], shape[1], shape[2]), _classes(directory.model), device)
     found = certify(
-        run.model, torch.stack([image for _, image in images]), [-2] * len(images),
-        sigma=config.certification_sigma if sigma is None else sigma, n=n, alpha=alpha, progress=progress,
-    )  # fmt: skip
+        run.model,
+        torch.stack([image for _, image in images]),
+        [-2] * len(images),
+        sigma=config.certification_sigma if sigma is None else sigma,
+        n=n,
+        alpha=alpha,
+        progress=progress,
+    )
     return [
         (name, "abstain" if p < 0 else str(p), "" if p < 0 else f"{radius:.4f}", f"{bound:.4f}")
         for (name, _), p, radius, bound in zip(
@@ -53,8 +64,10 @@ def read_images(file: Path) -> list[tuple[str, torch.Tensor]]:
     if array.dtype == np.uint8:
         array = array.astype(np.float32) / 255.0
     if array.dtype.kind != "f" or array.ndim not in (2, 3, 4) or array.size == 0:
-        raise DataError(f"{file} holds {array.dtype} of shape {list(array.shape)}; give uint8 or floats of shape [h, w], "
-                        "[c, h, w] or [n, c, h, w]")  # fmt: skip
+        raise DataError(
+            f"{file} holds {array.dtype} of shape {list(array.shape)}; give uint8 or floats of shape [h, w], "
+            "[c, h, w] or [n, c, h, w]"
+        )
     if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
         raise DataError(f"{file} holds values outside [0, 1]; rescale the image")
     tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))

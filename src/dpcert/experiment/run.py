@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -85,9 +84,15 @@ def train_in(
         return sha256_hex(directory.config.read_bytes())
 
     run = fit(
-        model, data, method, config.settings(), directory=directory, claim=claim,
-        labels={"method": config.method.name, "dataset": data.name}, progress=progress,
-    )  # fmt: skip
+        model,
+        data,
+        method,
+        config.settings(),
+        directory=directory,
+        claim=claim,
+        labels={"method": config.method.name, "dataset": data.name},
+        progress=progress,
+    )
     if not (finished_before and directory.metrics.exists()):
         _write_training_metrics(directory, config, run, data, time.perf_counter() - began)
     return run
@@ -105,8 +110,10 @@ def _refuse_other_request(directory: RunDirectory, config: Config) -> None:
         return
     why = "use another --out"
     if directory.model.exists() and is_finished(directory):
-        why = ("it is finished, its noise key is destroyed and its budget is spent: more steps would be a second release "
-               "of the same records; train anew with another --out")  # fmt: skip
+        why = (
+            "it is finished, its noise key is destroyed and its budget is spent: more steps would be a second release "
+            "of the same records; train anew with another --out"
+        )
     raise RunError(f"{directory.path} holds a run of another request ({'; '.join(found)}); {why}")
 
 
@@ -114,9 +121,9 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
     """Share of inputs the model classifies rightly, without smoothing."""
     device = next(model.parameters()).device
     right = 0
-    with evaluating(model):
+    with evaluating(model) as voter:
         for start in range(0, len(x), rows):
-            predicted = model(x[start : start + rows].to(device)).argmax(dim=1).cpu()
+            predicted = voter(x[start : start + rows].to(device)).argmax(dim=1).cpu()
             right += int((predicted == y[start : start + rows]).sum())
     return right / len(x)
 
@@ -203,9 +210,18 @@ def certify(
         began = time.perf_counter()
         indices = even_subset(len(x), examples)
         rows = certify_to_file(
-            run.model, x, y, indices, file, sigma=request.sigma, n0=request.n0, n=request.n, alpha=request.alpha,
-            key=key, progress=progress,
-        )  # fmt: skip
+            run.model,
+            x,
+            y,
+            indices,
+            file,
+            sigma=request.sigma,
+            n0=request.n0,
+            n=request.n,
+            alpha=request.alpha,
+            key=key,
+            progress=progress,
+        )
         seconds = time.perf_counter() - began
         entry = _figures(rows, request, file, len(x))
         _add_to_metrics(run, entry, seconds, data if request.split == "test" else None)
@@ -217,9 +233,15 @@ def _certificate_file(run: Finished, request: CertifyRequest) -> tuple[Path, byt
     sigma = f"{request.sigma:.2f}" if math.isclose(round(request.sigma, 2), request.sigma) else f"{request.sigma:g}"
     stem = "certificates" + ("-validation" if request.split == "validation" else "") + f"-sigma{sigma}"
     facts: dict[str, Any] = {
-        "sigma": request.sigma, "n0": request.n0, "n": request.n, "alpha": request.alpha, "alpha_is": "per input",
-        "split": request.split, "dtype": "float32", "model_sha256": run.model_sha256,
-    }  # fmt: skip
+        "sigma": request.sigma,
+        "n0": request.n0,
+        "n": request.n,
+        "alpha": request.alpha,
+        "alpha_is": "per input",
+        "split": request.split,
+        "dtype": "float32",
+        "model_sha256": run.model_sha256,
+    }
     plain = run.directory.path / f"{stem}.json"
     other = f"{stem}{'' if request.n0 == 100 else f'-n0{request.n0}'}-n{request.n}-alpha{request.alpha:g}"
     votes = ("n0", "n", "alpha")
@@ -238,11 +260,15 @@ def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> byt
     recorded = read_json(sidecar, what="certificate facts")
     for name, value in facts.items():
         if recorded.get(name) != value:
-            raise RunError(f"{sidecar} was made with {name} = {recorded.get(name)}, now it is {value}; delete it and its "
-                           ".tsv to certify again")  # fmt: skip
+            raise RunError(
+                f"{sidecar} was made with {name} = {recorded.get(name)}, now it is {value}; delete it and its "
+                ".tsv to certify again"
+            )
     if seed is not None and recorded.get("seed") != seed:
-        raise RunError(f"{sidecar} was made with seed {recorded.get('seed')}, --seed {seed} is asked for; leave --seed out "
-                       "to go on, or delete it and its .tsv")  # fmt: skip
+        raise RunError(
+            f"{sidecar} was made with seed {recorded.get('seed')}, --seed {seed} is asked for; leave --seed out "
+            "to go on, or delete it and its .tsv"
+        )
     try:
         key = bytes.fromhex(recorded["noise_key"])
     except (KeyError, ValueError, TypeError) as error:
@@ -258,15 +284,21 @@ def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, si
     acr = average_certified_radius(radius, correct)
     at = {r: certified_accuracy(radius, correct, r) for r in radii_to_show(request.sigma)}
     return {
-        "sigma": request.sigma, "n0": request.n0, "n": request.n, "alpha": request.alpha, "examples": len(rows),
+        "sigma": request.sigma,
+        "n0": request.n0,
+        "n": request.n,
+        "alpha": request.alpha,
+        "examples": len(rows),
         "subset": f"indices 0, {size // len(rows)}, {2 * (size // len(rows))}, ... of the {size} {request.split} images",
-        "split": request.split, "stride": size // len(rows),
-        "acr": acr.value, "acr_interval": [acr.low, acr.high],
+        "split": request.split,
+        "stride": size // len(rows),
+        "acr": acr.value,
+        "acr_interval": [acr.low, acr.high],
         "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
         "certified_accuracy_interval": {f"{r:.2f}": [e.low, e.high] for r, e in at.items()},
         "abstained": sum(row.predict == -1 for row in rows),
         "file": file.name,
-    }  # fmt: skip
+    }
 
 
 def _add_to_metrics(run: Finished, entry: dict[str, Any], seconds: float, test: Dataset | None) -> None:
@@ -285,14 +317,3 @@ def _add_to_metrics(run: Finished, entry: dict[str, Any], seconds: float, test: 
 def seed_everything_visible(seed: int | None) -> dict[str, Any]:
     """The assignments behind ``--seed``: initialisation and certification noise, never the DP noise."""
     return {} if seed is None else {"train.seed": seed, "certify.seed": seed}
-
-
-def smoothed_predictions(
-    run: Finished, x: Tensor, *, sigma: float, n0: int, n: int, alpha: float, progress: Progress = silent
-) -> list[tuple[int, float, float]]:
-    """Class, certified radius and p_lower for inputs of one's own, with fresh noise; class -1 = abstain."""
-    from ..certification.sweep import certify as certify_inputs
-
-    nobody = torch.full((len(x),), -2)
-    found = certify_inputs(run.model, x, nobody, sigma=sigma, n0=n0, n=n, alpha=alpha, progress=progress)
-    return list(zip(found.predict.tolist(), found.radius.tolist(), found.p_lower.tolist(), strict=True))

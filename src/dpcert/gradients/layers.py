@@ -43,9 +43,9 @@ def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Bu
         order = numbers.view(layer.out_channels, *kernel, channels).movedim(-1, 1).flatten()
         return {"weight": Reordered(product(patches.flatten(2), deltas), order), **bias}
     groups, summed = layer.groups, patches.shape[1]
-    by_group = patches.unflatten(-1, (groups, channels // groups)).movedim(-2, 1)  # [b, groups, summed, kernel..., c]
+    by_group = torch.unflatten(patches, -1, (groups, channels // groups)).movedim(-2, 1)  # [b, groups, summed, kernel..., c]
     inputs = by_group.movedim(-1, 3).reshape(examples * groups, summed, -1)
-    outputs = deltas.unflatten(-1, (groups, -1)).movedim(2, 1).reshape(examples * groups, summed, -1)
+    outputs = torch.unflatten(deltas, -1, (groups, -1)).movedim(2, 1).reshape(examples * groups, summed, -1)
     return {"weight": Instantiated(torch.bmm(outputs.mT, inputs).reshape(examples, -1)), **bias}
 
 
@@ -74,9 +74,7 @@ def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:
     return buffer.view(examples, -1, *x.shape[1 + space :])
 
 
-def _shifted_images(
-    layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers
-) -> tuple[Tensor, Tensor]:
+def _shifted_images(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> tuple[Tensor, Tensor]:
     """Patches of a one-channel image, as ``[b, summed, kernel]``, and the matching ``[b, summed, out]``.
 
     One channel makes the runs of `_patches` short. Instead the image is cut into its stride x stride phases; what the kernel's
@@ -106,11 +104,11 @@ def _shifted_images(
 
 
 def _buffer(buffers: Buffers, name: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A zero-filled tensor that is made once for each name and shape, so that memory stays mapped and in cache."""
-    key = (name, shape, like.dtype, like.device)
-    if key not in buffers:
+    """A zero-filled tensor that is made once, so that memory stays mapped and in cache; smaller batches take its first rows."""
+    key = (name, shape[1:], like.dtype, like.device)
+    if key not in buffers or len(buffers[key]) < shape[0]:
         buffers[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    return buffers[key]
+    return buffers[key][: shape[0]]
 
 
 def _padding(layer: Any) -> list[tuple[int, int]]:

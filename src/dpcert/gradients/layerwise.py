@@ -76,9 +76,7 @@ def _forward_and_deltas(
     return records, deltas
 
 
-def _recorder(
-    name: str, records: list[_Record], copy: bool
-) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
+def _recorder(name: str, records: list[_Record], copy: bool) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
         known = output if output.requires_grad else output.requires_grad_()
         records.append((name, layer, inputs[0].detach().clone() if copy else inputs[0].detach(), known))

@@ -5,6 +5,7 @@ is the norm of what is summed.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -33,13 +34,18 @@ class Instantiated:
 
     gradients: Tensor
 
+    @cached_property
+    def _wide(self) -> Tensor:
+        return self.gradients.double()
+
     def norms_squared(self) -> Tensor:
         """Row sums of squares."""
-        return torch.linalg.vector_norm(self.gradients, dim=1, dtype=torch.float64).square()
+        norms: Tensor = torch.linalg.vector_norm(self._wide, dim=1)
+        return norms.square()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """A vector-matrix product in float64: float32 sums would move by more than the clip margin."""
-        return factors @ self.gradients.double()
+        return factors @ self._wide
 
     def instantiate(self) -> Tensor:
         """As it is."""

@@ -31,8 +31,10 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
 def _refuse_known(name: str, layer: nn.Module) -> None:
     kind = f"layer {name!r} ({type(layer).__name__})"
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-        raise ModelError(f"{kind} in training mode mixes the examples of a batch; replace it by nn.GroupNorm, "
-                         "or freeze it: layer.eval() with running statistics")  # fmt: skip
+        raise ModelError(
+            f"{kind} in training mode mixes the examples of a batch; replace it by nn.GroupNorm, "
+            "or freeze it: layer.eval() with running statistics"
+        )
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats and layer.training:
         raise ModelError(f"{kind} keeps running statistics of the examples; set track_running_stats=False")
     if isinstance(layer, (_DropoutNd, nn.RReLU)) and layer.training and getattr(layer, "p", 1.0) > 0:
@@ -57,15 +59,19 @@ def _probe(model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None
         raise ModelError(f"buffer {changed[0]!r} changes in the forward pass, so it remembers examples; freeze that layer")
     (logits, layers_first), (_, layers_second) = outputs
     if logits.shape != (_ROWS, classes):
-        raise ModelError(f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {classes} classes; "
-                         "it must return logits of shape [rows, classes]")  # fmt: skip
+        raise ModelError(
+            f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {classes} classes; "
+            "it must return logits of shape [rows, classes]"
+        )
     for name, rows in layers_first.items():
         other = layers_second.get(name)
         if other is not None and rows.shape == other.shape and len(rows) == _ROWS:
             moved = (rows[1:] - other[1:]).abs().max() if rows[1:].numel() else torch.tensor(0.0)
             if moved > 1e-4 * (1 + rows.abs().max()):
-                raise ModelError(f"layer {name!r} mixes examples: changing one row of the input changes the others; "
-                                 "use a layer that treats each row alone")  # fmt: skip
+                raise ModelError(
+                    f"layer {name!r} mixes examples: changing one row of the input changes the others; "
+                    "use a layer that treats each row alone"
+                )
 
 
 def _layer_outputs(model: nn.Module, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -25,8 +25,10 @@ def cnn(input_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> n
         with torch.no_grad():
             width_of_features = features(torch.zeros(1, channels, height, width)).shape[1]
     except RuntimeError as error:
-        raise ModelError(f"model 'cnn' needs images of at least 16 x 16 pixels, got {height} x {width}; "
-                         "use --set model.name=linear or a model of your own") from error  # fmt: skip
+        raise ModelError(
+            f"model 'cnn' needs images of at least 16 x 16 pixels, got {height} x {width}; "
+            "use --set model.name=linear or a model of your own"
+        ) from error
     return nn.Sequential(*features, nn.Linear(width_of_features, 32), nn.Tanh(), nn.Linear(32, classes))
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from .._validate import finite_in, integer_in
 from ..errors import BudgetError
@@ -33,8 +34,15 @@ class GaussianSteps:
 
     def __post_init__(self) -> None:
         finite_in("noise_multiplier", self.noise_multiplier, 0.0, LARGEST_NOISE_MULTIPLIER, error=BudgetError)
-        finite_in("sampling_probability", self.sampling_probability, 0.0, 1.0, open_low=True, error=BudgetError,
-                  remedy="it is batch_size / dataset_size")  # fmt: skip
+        finite_in(
+            "sampling_probability",
+            self.sampling_probability,
+            0.0,
+            1.0,
+            open_low=True,
+            error=BudgetError,
+            remedy="it is batch_size / dataset_size",
+        )
         integer_in("steps", self.steps, 0, error=BudgetError)
 
 
@@ -56,7 +64,7 @@ def compose(events: Iterable[GaussianSteps], delta: float) -> float:
     if any(rho < SMALLEST_NOISE_MULTIPLIER for rho, _, _ in charged):
         return math.inf  # below this the bound is in the hundreds and the distribution no longer fits in memory
     interval = max(_interval(rho) for rho, _, _ in charged)
-    total = None
+    total: Any = None
     for rho, q, steps in charged:
         part = _one_step(rho, q, interval).self_compose(steps)
         total = part if total is None else total.compose(part)
@@ -69,14 +77,11 @@ def _interval(noise_multiplier: float) -> float:
 
 
 @lru_cache(maxsize=8)
-def _one_step(noise_multiplier: float, sampling_probability: float, interval: float):  # type: ignore[no-untyped-def]
+def _one_step(noise_multiplier: float, sampling_probability: float, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution  # slow to import: only when it is needed
 
     return privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier,
-        sampling_prob=sampling_probability,
-        value_discretization_interval=interval,
-        use_connect_dots=True,
+        noise_multiplier, sampling_prob=sampling_probability, value_discretization_interval=interval, use_connect_dots=True
     )
 
 

@@ -25,12 +25,20 @@ def certified_accuracy_curve(runs: list[RunFacts]) -> Any:
         estimates = [certified_accuracy(radius, correct, float(r)) for r in grid]
         label = f"{run.title}, sigma {sigma:g}, ACR {certified.figures['acr']:.3f}"
         axes.plot(grid, [100 * e.value for e in estimates], color=colour, label=label)
-        axes.fill_between(grid, [100 * e.low for e in estimates], [100 * e.high for e in estimates],
-                          color=colour, alpha=0.15, linewidth=0)  # fmt: skip
+        axes.fill_between(
+            grid, [100 * e.low for e in estimates], [100 * e.high for e in estimates], color=colour, alpha=0.15, linewidth=0
+        )
         paper = run.paper(sigma)
         if paper:
-            axes.plot([0.25], [paper[2]], marker="D", color=colour, markeredgecolor="black", linestyle="none",
-                      label=f"paper at r = 0.25: {paper[2]:.1f} %")  # fmt: skip
+            axes.plot(
+                [0.25],
+                [paper[2]],
+                marker="D",
+                color=colour,
+                markeredgecolor="black",
+                linestyle="none",
+                label=f"paper at r = 0.25: {paper[2]:.1f} %",
+            )
     axes.set(xlabel="L2 radius (pixels in [0, 1])", ylabel="certified accuracy (%)", ylim=(0, 100.5))
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)

@@ -66,8 +66,9 @@ def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:
     wanted = {stride * number for number in range(examples)}
     rows = [row for row in read_certificates(path / str(entry.get("file"))) if row.idx in wanted]
     if len(rows) < examples:
-        raise RunError(f"{path / entry['file']} holds {len(rows)} rows, metrics.json speaks of {examples}; "
-                       "run dpcert certify again")  # fmt: skip
+        raise RunError(
+            f"{path / entry['file']} holds {len(rows)} rows, metrics.json speaks of {examples}; run dpcert certify again"
+        )
     return rows
 
 
@@ -76,7 +77,7 @@ HEADINGS = ("run", "sigma", "privacy", "clean accuracy", "ACR", "certified at 0.
 
 def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
     """A row for each certification (or for a run without any), the paper's figures in brackets where it has them."""
-    table = []
+    table: list[tuple[str, ...]] = []
     for run in runs:
         clean = run.metrics["clean_accuracy"]
         if not run.certified:
@@ -86,13 +87,18 @@ def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
             low, high = f["acr_interval"]
             at = f["certified_accuracy"].get("0.25")
             split = "" if f.get("split", "test") == "test" else f" ({f['split']})"
-            table.append((
-                run.title + split, f"{f['sigma']:g}", run.privacy,
-                _percent(clean) + (f" [paper {paper[0]:.2f} %]" if paper else ""),
-                f"{f['acr']:.3f} ({low:.3f} to {high:.3f})" + (f" [paper {paper[1]:.3f}]" if paper else ""),
-                _percent(at) + (f" [paper {paper[2]:.1f} %]" if paper else ""),
-                str(f["examples"]), str(f["abstained"]),
-            ))  # fmt: skip
+            table.append(
+                (
+                    run.title + split,
+                    f"{f['sigma']:g}",
+                    run.privacy,
+                    _percent(clean) + (f" [paper {paper[0]:.2f} %]" if paper else ""),
+                    f"{f['acr']:.3f} ({low:.3f} to {high:.3f})" + (f" [paper {paper[1]:.3f}]" if paper else ""),
+                    _percent(at) + (f" [paper {paper[2]:.1f} %]" if paper else ""),
+                    str(f["examples"]),
+                    str(f["abstained"]),
+                )
+            )
     return table
 
 

@@ -27,9 +27,16 @@ class CertificateRow:
     def text(self) -> str:
         """The line, with a checksum at its end. Radius and p_lower are rounded down: printing must not promise more."""
         fields = (
-            str(self.idx), str(self.label), str(self.predict), _floor(self.radius, 6), str(self.correct),
-            f"{self.time:.3f}", str(self.count), str(self.n), _floor(self.p_lower, 9),
-        )  # fmt: skip
+            str(self.idx),
+            str(self.label),
+            str(self.predict),
+            _floor(self.radius, 6),
+            str(self.correct),
+            f"{self.time:.3f}",
+            str(self.count),
+            str(self.n),
+            _floor(self.p_lower, 9),
+        )
         body = "\t".join(fields)
         return f"{body}\t{_check(body)}"
 
@@ -52,7 +59,7 @@ def parse_certificate(line: str) -> CertificateRow:
     idx, label, predict, radius, correct, time, count, n, p_lower = fields
     return CertificateRow(
         int(idx), int(label), int(predict), float(radius), int(correct), float(time), int(count), int(n), float(p_lower)
-    )  # fmt: skip
+    )
 
 
 def header() -> str:

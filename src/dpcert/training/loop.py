@@ -46,7 +46,7 @@ class Settings:
     optimizer: str
     clip_norm: float
     noise_seed: int | None = None
-    physical_batch: int = 64
+    physical_batch: int = 128
     engine: str = "auto"
     device: str = "cpu"
     threads: int | None = None
@@ -76,10 +76,18 @@ def plan_for(data: Dataset, method: Method, settings: Settings) -> Plan:
     """The plan: a function of public numbers only."""
     assert data.size is not None and data.classes is not None
     return make_plan(
-        dataset_size=data.size, size_given=data.size_given, classes=data.classes, classes_given=data.classes_given,
-        held_out=data.held_out, batch_size=settings.batch_size, epochs=settings.epochs, clip=method.clip_rule,
-        clip_norm=settings.clip_norm, epsilon=settings.epsilon, delta=settings.delta,
-    )  # fmt: skip
+        dataset_size=data.size,
+        size_given=data.size_given,
+        classes=data.classes,
+        classes_given=data.classes_given,
+        held_out=data.held_out,
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        clip=method.clip_rule,
+        clip_norm=settings.clip_norm,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+    )
 
 
 def fit(
@@ -125,9 +133,16 @@ def is_finished(directory: RunDirectory) -> bool:
 
 
 def _fit_in(
-    directory: RunDirectory, model: nn.Module, data: Dataset, method: Method, settings: Settings, plan: Plan,
-    optimizer: torch.optim.Optimizer, labels: dict[str, str], progress: Progress,
-) -> Run:  # fmt: skip
+    directory: RunDirectory,
+    model: nn.Module,
+    data: Dataset,
+    method: Method,
+    settings: Settings,
+    plan: Plan,
+    optimizer: torch.optim.Optimizer,
+    labels: dict[str, str],
+    progress: Progress,
+) -> Run:
     resumed = load_checkpoint(directory, model, optimizer)
     key = directory.load_key()
     if resumed is None:
@@ -259,14 +274,11 @@ def _refuse_other_plan(ledger: Ledger, plan: Plan, settings: Settings) -> None:
 
 
 def _problem(
-    model: nn.Module, data: Dataset, method: Method, settings: Settings, mechanism: Mechanism,
-    optimizer: torch.optim.Optimizer,
-) -> Problem:  # fmt: skip
+    model: nn.Module, data: Dataset, method: Method, settings: Settings, mechanism: Mechanism, optimizer: torch.optim.Optimizer
+) -> Problem:
     clip = Clip(method.clip_rule, settings.clip_norm)
     engine = choose(settings.engine, model, method.loss, data.input_shape)
-    return Problem(
-        model, data.x_train, data.y_train, method, clip, engine, mechanism, optimizer, settings.physical_batch
-    )  # fmt: skip
+    return Problem(model, data.x_train, data.y_train, method, clip, engine, mechanism, optimizer, settings.physical_batch)
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -297,6 +309,3 @@ def _check_settings(settings: Settings) -> None:
         integer_in("train.threads", settings.threads, 1, 1024)
     if settings.noise_seed is not None:
         integer_in("privacy.noise_seed", settings.noise_seed, 0)
-
-
-

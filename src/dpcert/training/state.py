@@ -50,9 +50,7 @@ def save_checkpoint(
     data = save(tensors)
     file = directory.private / f"checkpoint-{step}.safetensors"
     write_atomically(file, data, mode=0o600)
-    state = {
-        "step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, "data_identity": identity,
-    }  # fmt: skip
+    state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, "data_identity": identity}
     state["check"] = sha256_hex(canonical_json(state).encode())
     write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600)
     for older in directory.private.glob("checkpoint-*.safetensors"):

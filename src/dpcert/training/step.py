@@ -46,16 +46,14 @@ def _clipped_sum_of(problem: Problem, indices: Tensor, part: slice, step: int) -
     x, labels = problem.images[indices].to(device), problem.labels[indices].to(device)
     views_of = problem.method.views
     noise_shape = (views_of.copies, *x.shape[1:])
-    noise = normal_at_positions(
-        problem.mechanism.key, Purpose.VIEWS, part.start, part.stop, noise_shape, device, step
-    )  # fmt: skip
+    noise = normal_at_positions(problem.mechanism.key, Purpose.VIEWS, part.start, part.stop, noise_shape, device, step)
     views = views_of(problem.model, x, labels, noise)
     return problem.engine(problem.model, problem.method.loss, views, labels, problem.clip)
 
 
 def _descend(problem: Problem, gradient: Tensor) -> None:
     parameters = trainable(problem.model).values()
-    for parameter, part in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
+    for parameter, part in zip(parameters, torch.split(gradient, [p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)
     problem.optimizer.step()
     problem.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,40 @@
+# One command each, the same locally and in CI.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= auto
+
+.PHONY: run test test-all check bench install lock help
+
+help:            ## show the targets
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+install: $(STAMP) ## make .venv and install what constraints.txt pins
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+run: $(STAMP)    ## train DP-Gaussian on MNIST at (3, 1e-5), certify 500 test images, write the report
+	$(BIN)/dpcert run mnist/dp-gaussian --examples 500 --out runs/mnist-dp-gaussian
+
+test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -n $(JOBS) tests
+
+test-all: $(STAMP) ## also the slow statistical and fault tests
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow" tests
+
+check: $(STAMP)  ## lint, format, strict types, import rules
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/architecture
+
+bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
+	$(BIN)/python -m benchmarks.training_step
+
+lock: $(STAMP)   ## write constraints.txt from what is installed
+	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -v '^dpcert' > constraints.txt

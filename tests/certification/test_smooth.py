@@ -1,0 +1,169 @@
+"""PREDICT and CERTIFY on classifiers whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch import nn
+
+import dpcert
+from dpcert.certification import smooth
+from dpcert.certification.votes import VoteCounter, winners
+from dpcert.rng import Purpose, key_from_seed
+
+KEY = key_from_seed(1, "test")
+
+
+class HalfSpace(nn.Module):
+    """Class 1 where w.x > b: the smoothed classifier's true radius is the distance to the plane."""
+
+    def __init__(self, size=16, bias=0.0):
+        super().__init__()
+        self.direction = nn.Parameter(torch.nn.functional.normalize(torch.randn(size, generator=torch.Generator().manual_seed(0)), dim=0))
+        self.bias = bias
+
+    def forward(self, x):
+        score = x.flatten(1) @ self.direction - self.bias
+        return torch.stack([-score, score], dim=1)
+
+    def at(self, distance):
+        return (self.direction.detach() * distance).reshape(1, 4, 4)
+
+
+def test_linear_classifier_against_the_closed_form():
+    """C2 in small: no more radii above the true distance than alpha allows, and tight where there is something to certify."""
+    model, sigma, n = HalfSpace(), 0.5, 10_000
+    distances = np.linspace(0.25, 1.5, 60)
+    x = torch.stack([model.at(float(d)) for d in distances])
+    found = dpcert.certify(model, x, torch.ones(60, dtype=torch.long), sigma=sigma, n=n, seed=0)
+    radius = found.radius.numpy()
+    assert (radius > distances).sum() <= 2  # expected 0.06 at alpha = 0.001
+    assert found.correct.all() and np.median(radius / distances) >= 0.93
+    true_p = norm.cdf(distances / sigma)
+    assert np.abs(found.count.numpy() / n - true_p).max() < 5 * 0.5 / math.sqrt(n)
+
+
+@pytest.mark.slow
+def test_linear_classifier_in_ten_thousand_cases():
+    """C2: at most 24 of 10,000 radii above the true distance; false alarm below 1e-4. About three minutes."""
+    model, sigma = HalfSpace(), 0.5
+    distances = np.random.default_rng(0).uniform(0.25, 1.5, 10_000)
+    x = torch.stack([model.at(float(d)) for d in distances])
+    found = dpcert.certify(model, x, torch.ones(len(x), dtype=torch.long), sigma=sigma, n=2000, seed=0, batch=2000)
+    assert (found.radius.numpy() > distances).sum() <= 24
+
+
+class Fair:
+    """Votes at random: half for class 0, half for class 1; every certificate would be false."""
+
+    sigma = 1.0
+
+    def __init__(self, seed, reuse=False):
+        self.generator, self.reuse = np.random.default_rng(seed), reuse
+
+    def count(self, x, votes, purpose, index):
+        if self.reuse and purpose is Purpose.CERTIFY_ESTIMATION:
+            return self.last * (votes // self.last.sum())
+        ones = int(self.generator.binomial(votes, 0.5))
+        self.last = np.array([votes - ones, ones])
+        return self.last
+
+
+def false_certificates(trials, reuse):
+    return sum(smooth.certify(Fair(s, reuse), torch.zeros(1), 100, 1000, 0.001).radius > 0 for s in range(trials))
+
+
+def test_selection_and_estimation_are_disjoint():
+    """With p_A = 1/2 nothing may be certified; reusing the selection votes (the twin) certifies far too often."""
+    assert false_certificates(2000, reuse=False) <= 12  # Poisson(2 * ...) at alpha 0.001: false alarm below 1e-5
+    assert false_certificates(2000, reuse=True) > 100
+
+
+def test_the_noise_of_selection_and_estimation_differs():
+    counter = VoteCounter(HalfSpace(), 5.0, KEY)
+    x = torch.zeros(1, 4, 4)
+    with torch.inference_mode():
+        a = counter.count(x, 2000, Purpose.CERTIFY_SELECTION, 0)
+        b = counter.count(x, 2000, Purpose.CERTIFY_ESTIMATION, 0)
+        c = counter.count(x, 2000, Purpose.CERTIFY_ESTIMATION, 1)
+    assert not np.array_equal(a, b) and not np.array_equal(b, c)
+
+
+def test_batch_size_changes_no_vote():
+    """C6."""
+    model = dpcert.build_model("cnn", seed=0)
+    x = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(2, dtype=torch.long)
+    found = [dpcert.certify(model, x, y, sigma=0.5, n=500, seed=3, batch=batch) for batch in (7, 64, 500)]
+    assert all(torch.equal(found[0].count, other.count) for other in found[1:])
+
+
+def test_ties_and_nans_count_for_nobody():
+    logits = torch.tensor([[1.0, 1.0, 0.0], [math.nan, 1.0, 0.0], [0.0, math.nan, 2.0], [3.0, 1.0, 0.0], [1.0, 1.0 + 1e-6, 0.0],
+                           [math.inf, 0.0, 0.0], [-math.inf, 2.0, 1.0]])  # fmt: skip
+    assert winners(logits).tolist() == [1, 0, 0]
+
+
+def test_a_broken_classifier_gets_no_certificate():
+    class Nan(nn.Module):
+        def forward(self, x):
+            return torch.full((len(x), 3), math.nan)
+
+    found = dpcert.certify(Nan(), torch.zeros(2, 1, 2, 2), [0, 1], sigma=0.5, n=200)
+    assert found.predict.tolist() == [-1, -1] and found.radius.tolist() == [0.0, 0.0] and found.acr == 0.0
+    assert dpcert.predict(Nan(), torch.zeros(1, 1, 2, 2), sigma=0.5, n=200).tolist() == [-1]
+
+
+def test_predict_answers_or_abstains():
+    model = HalfSpace()
+    x = torch.stack([model.at(1.0), model.at(0.0), model.at(-1.0)])
+    assert dpcert.predict(model, x, sigma=0.5, n=1000).tolist()[::2] == [1, 0]
+    answers = [int(dpcert.predict(model, x[1:2], sigma=0.5, n=100)) for _ in range(30)]
+    assert answers.count(-1) >= 29  # at p = 1/2 an answer comes with probability below alpha
+
+
+def test_figures_of_certificates():
+    certificates = dpcert.Certificates(
+        predict=torch.tensor([1, 2, -1, 0]), radius=torch.tensor([0.5, 0.3, 0.0, 1.0], dtype=torch.float64),
+        correct=torch.tensor([True, False, False, True]), count=torch.tensor([9, 9, 5, 10]), n=10,
+        p_lower=torch.tensor([0.8, 0.7, 0.2, 0.9], dtype=torch.float64),
+    )  # fmt: skip
+    assert certificates.acr == pytest.approx(1.5 / 4)
+    assert certificates.certified_accuracy(0.25) == 0.5 and certificates.certified_accuracy(0.75) == 0.25
+    assert certificates.abstained == 1
+    low, high = certificates.acr_estimate.low, certificates.acr_estimate.high
+    assert low < certificates.acr < high
+
+
+def test_the_model_keeps_its_mode_and_layout():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 3)).train()
+    strides = model[0].weight.stride()
+    dpcert.certify(model, torch.rand(1, 1, 4, 4), [0], sigma=0.5, n=50)
+    assert model.training and model[1].training and model[0].weight.stride() == strides
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"sigma": 0.0}, "sigma is 0.0"), ({"sigma": math.nan}, "sigma is nan"), ({"n": 0}, "n is 0"), ({"n0": 0}, "n0 is 0"),
+     ({"alpha": 0.0}, "alpha is 0.0"), ({"alpha": 0.7}, "alpha is 0.7"), ({"n": 1.5}, "n is 1.5")],
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        dpcert.certify(HalfSpace(), torch.zeros(1, 1, 4, 4), [0], **({"sigma": 0.5, "n": 10} | changes))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [(torch.zeros(2, 1, 4, 4), [0], "one label for each"), (torch.full((1, 1, 4, 4), math.nan), [0], "NaN"),
+     (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [0], "must be float"), (torch.zeros(0, 1, 4, 4), [], "at least one")],
+)  # fmt: skip
+def test_inputs_that_mean_nothing_are_refused(x, y, words):
+    with pytest.raises(ValueError, match=words):
+        dpcert.certify(HalfSpace(), x, y, sigma=0.5)
+
+
+def test_inputs_outside_the_unit_interval_are_welcome():
+    model = HalfSpace()
+    assert dpcert.certify(model, model.at(4.0)[None] - 2.0, [1], sigma=0.5, n=100).radius.shape == (1,)

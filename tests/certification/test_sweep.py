@@ -1,0 +1,80 @@
+"""Rows on disk: resumable at any byte, extended in place, checked when read."""
+
+import numpy as np
+import pytest
+import torch
+
+import dpcert
+from dpcert.certification.metrics import even_subset
+from dpcert.certification.sweep import certify_to_file
+from dpcert.rng import key_from_seed
+from dpcert.store.records import CertificateRow, parse_certificate, read_certificates
+
+KEY = key_from_seed(0, "certify")
+X = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 3
+MODEL = dpcert.build_model("linear", input_shape=(1, 8, 8), classes=3, seed=0)
+
+
+def sweep(path, indices):
+    return certify_to_file(MODEL, X, Y, indices, path, sigma=0.5, n0=20, n=100, alpha=0.01, key=KEY)
+
+
+def without_time(path):
+    drop = {5, 9}  # time, and the checksum that covers it
+    return [[cell for place, cell in enumerate(line.split("\t")) if place not in drop] for line in path.read_text().splitlines()]
+
+
+def test_a_sweep_cut_at_any_byte_goes_on_to_the_same_rows(tmp_path):
+    whole = tmp_path / "whole.tsv"
+    sweep(whole, range(6))
+    data = whole.read_bytes()
+    for cut in range(0, len(data), 23):
+        path = tmp_path / f"cut{cut}.tsv"
+        path.write_bytes(data[:cut])
+        if 0 < cut < data.index(b"\n") + 1:  # half a header is not a certificate file we know
+            path.write_bytes(b"")
+        sweep(path, range(6))
+        assert without_time(path) == without_time(whole)
+
+
+def test_finished_rows_are_left_alone_and_more_examples_extend_them(tmp_path):
+    path = tmp_path / "rows.tsv"
+    sweep(path, [0, 4, 8])
+    before, modified = path.read_bytes(), path.stat().st_mtime_ns
+    sweep(path, [0, 4, 8])
+    assert path.read_bytes() == before and path.stat().st_mtime_ns == modified
+    rows = sweep(path, range(0, 12, 2))
+    assert [row.idx for row in read_certificates(path)] == [0, 2, 4, 6, 8, 10] == [row.idx for row in rows]
+    assert set(before.splitlines()) <= set(path.read_bytes().splitlines())
+
+
+def test_rows_agree_with_the_tensors_of_the_python_call(tmp_path):
+    rows = sweep(tmp_path / "rows.tsv", range(12))
+    found = dpcert.certify(MODEL, X, Y, sigma=0.5, n0=20, n=100, alpha=0.01, seed=0)
+    assert [row.predict for row in rows] == found.predict.tolist()
+    assert np.allclose([row.radius for row in rows], found.radius.numpy(), atol=1e-6)
+    assert all(row.radius <= radius for row, radius in zip(rows, found.radius.tolist(), strict=True))  # rounded down
+
+
+def test_every_changed_byte_of_a_row_is_seen(tmp_path):
+    path = tmp_path / "rows.tsv"
+    sweep(path, range(3))
+    data = path.read_bytes()
+    for position in range(data.index(b"\n") + 1, len(data) - 1, 3):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        path.write_bytes(bytes(changed))
+        with pytest.raises(ValueError, match="certif"):
+            read_certificates(path)
+
+
+def test_rows_read_and_written_again_keep_their_bytes():
+    for radius, p in ((1.234567891, 0.999309), (0.1 + 0.2, 0.3), (0.0, 0.0), (1e-7, 1 - 1e-12), (1.6, 0.5)):
+        text = CertificateRow(3, 1, 1, radius, 1, 0.5, 99, 100, p).text()
+        assert parse_certificate(text).text() == text
+        assert parse_certificate(text).radius <= radius
+
+
+def test_even_subset():
+    assert even_subset(10, 3) == [0, 3, 6] and even_subset(10, 10) == list(range(10)) and even_subset(10_000, 500)[-1] == 9980

@@ -1,0 +1,37 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+settings.register_profile("dpcert", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.load_profile("dpcert")
+
+
+def blobs(seed: int, train: int = 240, test: int = 60, size: int = 8, classes: int = 3) -> dict[str, np.ndarray]:
+    """Three kinds of bright squares on noise: learnt in a few steps."""
+    generator = np.random.default_rng(seed)
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = generator.integers(0, classes, count)
+        images = generator.uniform(0.0, 0.2, (count, size, size)).astype(np.float32)
+        for image, label in zip(images, labels, strict=True):
+            start = int(label) * size // classes
+            image[start : start + size // classes] += 0.8
+        return images, labels
+
+    x_train, y_train = draw(train)
+    x_test, y_test = draw(test)
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+
+
+@pytest.fixture
+def small_arrays() -> dict[str, np.ndarray]:
+    return blobs(0)
+
+
+@pytest.fixture
+def small_npz(tmp_path, small_arrays):
+    path = tmp_path / "blobs.npz"
+    np.savez(path, **small_arrays)
+    return path
