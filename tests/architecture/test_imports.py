@@ -11,16 +11,47 @@ SOURCE = Path(__file__).parents[2] / "src" / "dpcert"
 FILES = sorted(SOURCE.rglob("*.py"))
 # A folder may import from folders of a lower rank, and from its own.
 RANK = {
-    "errors": -1, "_validate": 0, "progress": 0, "rng": 1, "losses": 1, "store": 2, "data": 3, "privacy": 3, "gradients": 3,
-    "views": 3, "certification": 3, "models": 3, "methods": 4, "training": 5, "experiment": 6, "report": 6, "cli": 7,
-    "__init__": 8, "__main__": 8,
-}  # fmt: skip
+    "errors": -1,
+    "_validate": 0,
+    "progress": 0,
+    "rng": 1,
+    "losses": 1,
+    "store": 2,
+    "data": 3,
+    "privacy": 3,
+    "gradients": 3,
+    "views": 3,
+    "certification": 3,
+    "models": 3,
+    "methods": 4,
+    "training": 5,
+    "experiment": 6,
+    "report": 6,
+    "cli": 7,
+    "__init__": 8,
+    "__main__": 8,
+}
 JOINTS = {
-    "privacy/mechanism", "privacy/statement", "privacy/ledger", "training/loop", "training/step", "training/state",
-    "certification/smooth", "certification/sweep", "certification/metrics", "certification/votes", "gradients/vmap",
-    "gradients/layerwise", "gradients/layers", "gradients/choose", "data/registry", "data/dataset", "models/registry",
-    "store/runs", "store/records",
-}  # fmt: skip
+    "privacy/mechanism",
+    "privacy/statement",
+    "privacy/ledger",
+    "training/loop",
+    "training/step",
+    "training/state",
+    "certification/smooth",
+    "certification/sweep",
+    "certification/metrics",
+    "certification/votes",
+    "gradients/vmap",
+    "gradients/layerwise",
+    "gradients/layers",
+    "gradients/choose",
+    "data/registry",
+    "data/dataset",
+    "models/registry",
+    "store/runs",
+    "store/records",
+}
 JOINED_FOLDERS = ("experiment", "report", "cli")
 
 
@@ -86,8 +117,17 @@ def test_report_reads_the_store_only():
             assert folder(name) in {"report", "store", "errors"} or name == "dpcert/certification/metrics", (path, name)
 
 
-@pytest.mark.parametrize("module", ["dpcert.privacy.accounting", "dpcert.certification.bounds", "dpcert.store.runs",
-                                    "dpcert.store.records", "dpcert.report.tables", "dpcert.cli.app"])  # fmt: skip
+@pytest.mark.parametrize(
+    "module",
+    [
+        "dpcert.privacy.accounting",
+        "dpcert.certification.bounds",
+        "dpcert.store.runs",
+        "dpcert.store.records",
+        "dpcert.report.tables",
+        "dpcert.cli.app",
+    ],
+)
 def test_torch_is_not_imported_by(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

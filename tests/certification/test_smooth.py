@@ -21,7 +21,9 @@ class HalfSpace(nn.Module):
 
     def __init__(self, size=16, bias=0.0):
         super().__init__()
-        self.direction = nn.Parameter(torch.nn.functional.normalize(torch.randn(size, generator=torch.Generator().manual_seed(0)), dim=0))
+        self.direction = nn.Parameter(
+            torch.nn.functional.normalize(torch.randn(size, generator=torch.Generator().manual_seed(0)), dim=0)
+        )
         self.bias = bias
 
     def forward(self, x):
@@ -101,8 +103,17 @@ def test_batch_size_changes_no_vote():
 
 
 def test_ties_and_nans_count_for_nobody():
-    logits = torch.tensor([[1.0, 1.0, 0.0], [math.nan, 1.0, 0.0], [0.0, math.nan, 2.0], [3.0, 1.0, 0.0], [1.0, 1.0 + 1e-6, 0.0],
-                           [math.inf, 0.0, 0.0], [-math.inf, 2.0, 1.0]])  # fmt: skip
+    logits = torch.tensor(
+        [
+            [1.0, 1.0, 0.0],
+            [math.nan, 1.0, 0.0],
+            [0.0, math.nan, 2.0],
+            [3.0, 1.0, 0.0],
+            [1.0, 1.0 + 1e-6, 0.0],
+            [math.inf, 0.0, 0.0],
+            [-math.inf, 2.0, 1.0],
+        ]
+    )
     assert winners(logits).tolist() == [1, 0, 0]
 
 
@@ -126,10 +137,13 @@ def test_predict_answers_or_abstains():
 
 def test_figures_of_certificates():
     certificates = dpcert.Certificates(
-        predict=torch.tensor([1, 2, -1, 0]), radius=torch.tensor([0.5, 0.3, 0.0, 1.0], dtype=torch.float64),
-        correct=torch.tensor([True, False, False, True]), count=torch.tensor([9, 9, 5, 10]), n=10,
+        predict=torch.tensor([1, 2, -1, 0]),
+        radius=torch.tensor([0.5, 0.3, 0.0, 1.0], dtype=torch.float64),
+        correct=torch.tensor([True, False, False, True]),
+        count=torch.tensor([9, 9, 5, 10]),
+        n=10,
         p_lower=torch.tensor([0.8, 0.7, 0.2, 0.9], dtype=torch.float64),
-    )  # fmt: skip
+    )
     assert certificates.acr == pytest.approx(1.5 / 4)
     assert certificates.certified_accuracy(0.25) == 0.5 and certificates.certified_accuracy(0.75) == 0.25
     assert certificates.abstained == 1
@@ -146,9 +160,16 @@ def test_the_model_keeps_its_mode_and_layout():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"sigma": 0.0}, "sigma is 0.0"), ({"sigma": math.nan}, "sigma is nan"), ({"n": 0}, "n is 0"), ({"n0": 0}, "n0 is 0"),
-     ({"alpha": 0.0}, "alpha is 0.0"), ({"alpha": 0.7}, "alpha is 0.7"), ({"n": 1.5}, "n is 1.5")],
-)  # fmt: skip
+    [
+        ({"sigma": 0.0}, "sigma is 0.0"),
+        ({"sigma": math.nan}, "sigma is nan"),
+        ({"n": 0}, "n is 0"),
+        ({"n0": 0}, "n0 is 0"),
+        ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"alpha": 0.7}, "alpha is 0.7"),
+        ({"n": 1.5}, "n is 1.5"),
+    ],
+)
 def test_a_request_that_makes_no_sense_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         dpcert.certify(HalfSpace(), torch.zeros(1, 1, 4, 4), [0], **({"sigma": 0.5, "n": 10} | changes))
@@ -156,9 +177,13 @@ def test_a_request_that_makes_no_sense_is_refused(changes, words):
 
 @pytest.mark.parametrize(
     ("x", "y", "words"),
-    [(torch.zeros(2, 1, 4, 4), [0], "one label for each"), (torch.full((1, 1, 4, 4), math.nan), [0], "NaN"),
-     (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [0], "must be float"), (torch.zeros(0, 1, 4, 4), [], "at least one")],
-)  # fmt: skip
+    [
+        (torch.zeros(2, 1, 4, 4), [0], "one label for each"),
+        (torch.full((1, 1, 4, 4), math.nan), [0], "NaN"),
+        (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [0], "must be float"),
+        (torch.zeros(0, 1, 4, 4), [], "at least one"),
+    ],
+)
 def test_inputs_that_mean_nothing_are_refused(x, y, words):
     with pytest.raises(ValueError, match=words):
         dpcert.certify(HalfSpace(), x, y, sigma=0.5)

@@ -22,7 +22,9 @@ def sweep(path, indices):
 
 def without_time(path):
     drop = {5, 9}  # time, and the checksum that covers it
-    return [[cell for place, cell in enumerate(line.split("\t")) if place not in drop] for line in path.read_text().splitlines()]
+    return [
+        [cell for place, cell in enumerate(line.split("\t")) if place not in drop] for line in path.read_text().splitlines()
+    ]
 
 
 def test_a_sweep_cut_at_any_byte_goes_on_to_the_same_rows(tmp_path):

@@ -81,15 +81,21 @@ MODELS = {
     "linear": lambda: build_model("linear", input_shape=(1, 8, 8), classes=4, seed=0),
     "residual": lambda: nn.Sequential(nn.Conv2d(1, 3, 3), Residual(3), nn.Flatten(), nn.Linear(3 * 36, 4)),
     "grouped": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2, dilation=2), nn.Tanh(), nn.Conv2d(4, 8, 2, groups=2, padding="same"), nn.Tanh(),
-        nn.Conv2d(8, 8, 1, groups=8, bias=False), nn.Flatten(), nn.Linear(32, 4),
+        nn.Conv2d(1, 4, 3, stride=2, dilation=2),
+        nn.Tanh(),
+        nn.Conv2d(4, 8, 2, groups=2, padding="same"),
+        nn.Tanh(),
+        nn.Conv2d(8, 8, 1, groups=8, bias=False),
+        nn.Flatten(),
+        nn.Linear(32, 4),
     ),
-    "conv1d": lambda: nn.Sequential(nn.Flatten(1, 2), nn.Conv1d(8, 5, 3, padding=1, padding_mode="circular"), nn.Tanh(),
-                                    nn.Flatten(), nn.Linear(40, 4)),
+    "conv1d": lambda: nn.Sequential(
+        nn.Flatten(1, 2), nn.Conv1d(8, 5, 3, padding=1, padding_mode="circular"), nn.Tanh(), nn.Flatten(), nn.Linear(40, 4)
+    ),
     "tokens": Tokens,
     "frozen batch norm": frozen_batch_norm,
     "partly frozen": lambda: _freeze(build_model("cnn", input_shape=(1, 18, 18), classes=4, seed=0)),
-}  # fmt: skip
+}
 
 
 def _freeze(model):
@@ -120,10 +126,17 @@ def test_equals_one_example_at_a_time(engine, name, loss):
 @pytest.mark.parametrize("engine", ENGINES)
 @settings(max_examples=40)
 @given(
-    b=st.integers(1, 6), r=st.integers(1, 4), channels=st.integers(1, 3), out=st.integers(1, 5), kernel=st.integers(1, 4),
-    kernel_w=st.integers(1, 4), stride=st.integers(1, 3), padding=st.integers(0, 2), dilation=st.integers(1, 2),
+    b=st.integers(1, 6),
+    r=st.integers(1, 4),
+    channels=st.integers(1, 3),
+    out=st.integers(1, 5),
+    kernel=st.integers(1, 4),
+    kernel_w=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
     seed=st.integers(0, 99),
-)  # fmt: skip
+)
 def test_equals_one_example_at_a_time_for_any_convolution(
     engine, b, r, channels, out, kernel, kernel_w, stride, padding, dilation, seed
 ):

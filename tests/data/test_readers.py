@@ -1,5 +1,6 @@
 """Readers that check magic, sizes, ranges and digests; where files are looked for; what is said when nothing works."""
 
+import dataclasses
 import gzip
 import hashlib
 import struct
@@ -28,9 +29,17 @@ def test_idx_is_read():
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0\0", idx_bytes(IMAGES)[:-1], idx_bytes(IMAGES) + b"\0", b"\0\0\x09\x03" + idx_bytes(IMAGES)[4:],
-             idx_bytes(IMAGES.reshape(-1)), b"\1" + idx_bytes(IMAGES)[1:]]
-)  # fmt: skip
+    "data",
+    [
+        b"",
+        b"\0\0",
+        idx_bytes(IMAGES)[:-1],
+        idx_bytes(IMAGES) + b"\0",
+        b"\0\0\x09\x03" + idx_bytes(IMAGES)[4:],
+        idx_bytes(IMAGES.reshape(-1)),
+        b"\1" + idx_bytes(IMAGES)[1:],
+    ],
+)
 def test_idx_that_is_not_what_it_says_is_refused(data):
     with pytest.raises(DataError):
         idx.parse_idx(data, 3, "x")
@@ -38,7 +47,11 @@ def test_idx_that_is_not_what_it_says_is_refused(data):
 
 @given(st.binary(max_size=300))
 def test_any_bytes_give_an_array_or_the_documented_error(data):
-    for read in (lambda: idx.parse_idx(data, 3, "x"), lambda: idx.parse_idx(data, 1, "x"), lambda: cifar.parse_batch(data, "x")):
+    for read in (
+        lambda: idx.parse_idx(data, 3, "x"),
+        lambda: idx.parse_idx(data, 1, "x"),
+        lambda: cifar.parse_batch(data, "x"),
+    ):
         try:
             read()
         except DataError:
@@ -84,17 +97,17 @@ def test_unknown_data_set():
 
 @pytest.fixture
 def nowhere(monkeypatch, tmp_path):
-    """No data folder, an empty cache, no network."""
+    """No data folder, an empty cache, nothing from the system, no network."""
+
+    def offline(*arguments, **options):
+        raise OSError("no network")
+
     monkeypatch.delenv("DPCERT_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(registry, "FASHION_MNIST", registry.FASHION_MNIST)
-    offline = lambda *a, **k: (_ for _ in ()).throw(OSError("no network"))  # noqa: E731
     monkeypatch.setattr(fetch.urllib.request, "urlopen", offline)
-    for name in ("fashion-mnist", "cifar10"):
-        source = registry.SOURCES[name]
-        monkeypatch.setattr(source, "system", ()) if False else object.__setattr__(source, "system", ())
-    yield tmp_path
-    object.__setattr__(registry.FASHION_MNIST, "system", (registry.Path("/usr/share/datasets"),))
+    for name, source in registry.SOURCES.items():
+        monkeypatch.setitem(registry.SOURCES, name, dataclasses.replace(source, system=()))
+    return tmp_path
 
 
 @pytest.mark.parametrize(("name", "file"), [("fashion-mnist", "train-images-idx3-ubyte.gz"), ("cifar10", "data_batch_1.bin")])
@@ -107,8 +120,12 @@ def test_when_nothing_works_one_line_says_what_to_put_where(nowhere, name, file)
 
 def small_source(tmp_path, monkeypatch):
     """A data set of the IDX family with four tiny files."""
-    arrays = {"train-images-idx3-ubyte": IMAGES, "train-labels-idx1-ubyte": np.array([0, 1], dtype=np.uint8),
-              "t10k-images-idx3-ubyte": IMAGES, "t10k-labels-idx1-ubyte": np.array([1, 2], dtype=np.uint8)}  # fmt: skip
+    arrays = {
+        "train-images-idx3-ubyte": IMAGES,
+        "train-labels-idx1-ubyte": np.array([0, 1], dtype=np.uint8),
+        "t10k-images-idx3-ubyte": IMAGES,
+        "t10k-labels-idx1-ubyte": np.array([1, 2], dtype=np.uint8),
+    }
     contents = {name: idx_bytes(array) for name, array in arrays.items()}
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     source = registry.Source("tiny", "tiny", "https://mirror.invalid", digests)
@@ -149,8 +166,7 @@ def test_missing_files_are_fetched_once_and_checked(tmp_path, monkeypatch):
             return None
 
     monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda url, timeout: Reply(url))
-    seen = []
-    data = dpcert.load_dataset("tiny") if not seen else None
+    data = dpcert.load_dataset("tiny")
     assert data.y_train.tolist() == [0, 1] and len(asked) == 4
     dpcert.load_dataset("tiny")
     assert len(asked) == 4
@@ -161,22 +177,32 @@ def test_missing_files_are_fetched_once_and_checked(tmp_path, monkeypatch):
 
 
 def arrays(**changes):
-    base = {"x_train": np.zeros((4, 8, 8), np.float32), "y_train": np.array([0, 1, 2, 1]),
-            "x_test": np.zeros((2, 8, 8), np.float32), "y_test": np.array([0, 1])}  # fmt: skip
+    base = {
+        "x_train": np.zeros((4, 8, 8), np.float32),
+        "y_train": np.array([0, 1, 2, 1]),
+        "x_test": np.zeros((2, 8, 8), np.float32),
+        "y_test": np.array([0, 1]),
+    }
     return base | changes
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"x_train": np.full((4, 8, 8), 1.5, np.float32)}, r"record 0 holds the value 1.5, pixels must be in \[0, 1\]"),
-     ({"x_train": np.full((4, 8, 8), np.nan, np.float32)}, "record 0 holds the value nan"),
-     ({"x_test": np.full((2, 8, 8), -0.1, np.float32)}, "x_test record 0"),
-     ({"x_train": np.zeros((4, 8, 8), np.int32)}, "must be uint8 or floats"), ({"x_train": np.zeros((4, 8))}, "has shape"),
-     ({"x_train": np.zeros((0, 8, 8))}, "not empty"), ({"y_train": np.array([0, 1])}, "one label for each of the 4 images"),
-     ({"y_train": np.array([0.0, 1.0, 0.0, 1.0])}, "whole numbers"), ({"y_train": np.array([0, -1, 0, 1])}, "label -1"),
-     ({"y_test": np.array([0, 5]), "classes": 3}, "record 1 has the label 5, labels must be in 0..2"),
-     ({"x_test": np.zeros((2, 9, 8), np.float32)}, "they must agree"), ({"size": 0}, "data.size is 0")],
-)  # fmt: skip
+    [
+        ({"x_train": np.full((4, 8, 8), 1.5, np.float32)}, r"record 0 holds the value 1.5, pixels must be in \[0, 1\]"),
+        ({"x_train": np.full((4, 8, 8), np.nan, np.float32)}, "record 0 holds the value nan"),
+        ({"x_test": np.full((2, 8, 8), -0.1, np.float32)}, "x_test record 0"),
+        ({"x_train": np.zeros((4, 8, 8), np.int32)}, "must be uint8 or floats"),
+        ({"x_train": np.zeros((4, 8))}, "has shape"),
+        ({"x_train": np.zeros((0, 8, 8))}, "not empty"),
+        ({"y_train": np.array([0, 1])}, "one label for each of the 4 images"),
+        ({"y_train": np.array([0.0, 1.0, 0.0, 1.0])}, "whole numbers"),
+        ({"y_train": np.array([0, -1, 0, 1])}, "label -1"),
+        ({"y_test": np.array([0, 5]), "classes": 3}, "record 1 has the label 5, labels must be in 0..2"),
+        ({"x_test": np.zeros((2, 9, 8), np.float32)}, "they must agree"),
+        ({"size": 0}, "data.size is 0"),
+    ],
+)
 def test_bad_records_are_refused_by_name(changes, words):
     with pytest.raises(DataError, match=words):
         Dataset(**arrays(**changes))

@@ -32,14 +32,19 @@ def net(*layers):
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(net(nn.BatchNorm1d(64)), r"layer '1' \(BatchNorm1d\) in training mode mixes.*GroupNorm"),
-     (net(nn.BatchNorm1d(64, track_running_stats=False)).eval(), "BatchNorm1d"),
-     (nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), net()), "running statistics"),
-     (net(nn.Dropout(0.5)), "Dropout.*random numbers"), (net(Centred()), "layer '1' mixes examples"),
-     (net(Remembers()), "buffer '1.seen' changes"), (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), r"shape \[3\], the data has 4"),
-     (nn.Sequential(nn.Flatten(), nn.Linear(63, 4)), "does not take inputs"), (net().double(), "needs float32"),
-     (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(4)), "does not take inputs|uninitialized|shape")],
-)  # fmt: skip
+    [
+        (net(nn.BatchNorm1d(64)), r"layer '1' \(BatchNorm1d\) in training mode mixes.*GroupNorm"),
+        (net(nn.BatchNorm1d(64, track_running_stats=False)).eval(), "BatchNorm1d"),
+        (nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), net()), "running statistics"),
+        (net(nn.Dropout(0.5)), "Dropout.*random numbers"),
+        (net(Centred()), "layer '1' mixes examples"),
+        (net(Remembers()), "buffer '1.seen' changes"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), r"shape \[3\], the data has 4"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(63, 4)), "does not take inputs"),
+        (net().double(), "needs float32"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(4)), "does not take inputs|uninitialized|shape"),
+    ],
+)
 def test_refused(model, words):
     with pytest.raises(ModelError, match=words):
         check_model(model, (1, 8, 8), 4)
@@ -52,9 +57,17 @@ def test_nothing_to_train():
 
 
 @pytest.mark.parametrize(
-    "model", [net(), net(nn.BatchNorm1d(64)).eval(), net(nn.LayerNorm(64)), net(nn.Dropout(0.5)).eval(), net(nn.Dropout(0.0)),
-              nn.Sequential(nn.InstanceNorm2d(1), net()), nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 4))]
-)  # fmt: skip
+    "model",
+    [
+        net(),
+        net(nn.BatchNorm1d(64)).eval(),
+        net(nn.LayerNorm(64)),
+        net(nn.Dropout(0.5)).eval(),
+        net(nn.Dropout(0.0)),
+        nn.Sequential(nn.InstanceNorm2d(1), net()),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 4)),
+    ],
+)
 def test_accepted(model):
     check_model(model, (1, 8, 8), 4)
 

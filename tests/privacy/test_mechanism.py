@@ -16,7 +16,9 @@ from dpcert.rng import key_from_seed
 from dpcert.store.durable import canonical_json
 from dpcert.training.loop import Settings, plan_for
 
-SETTINGS = Settings(epsilon=3.0, delta=1e-5, epochs=10, batch_size=8, learning_rate=0.5, momentum=0.9, optimizer="sgd", clip_norm=0.1)
+SETTINGS = Settings(
+    epsilon=3.0, delta=1e-5, epochs=10, batch_size=8, learning_rate=0.5, momentum=0.9, optimizer="sgd", clip_norm=0.1
+)
 KEY = key_from_seed(0, "test")
 
 

@@ -27,8 +27,10 @@ def ledger_of(**kinds):
     return ledger
 
 
-@pytest.mark.parametrize(("clip", "noise", "sampling", "secret"),
-                         list(itertools.product(["flat", "none"], [1.0, 0.0], ["poisson", "shuffled"], [True, False])))  # fmt: skip
+@pytest.mark.parametrize(
+    ("clip", "noise", "sampling", "secret"),
+    list(itertools.product(["flat", "none"], [1.0, 0.0], ["poisson", "shuffled"], [True, False])),
+)
 def test_every_wrong_combination_says_infinity_and_why(clip, noise, sampling, secret):
     statement = state(ledger_of(clip=clip, noise=noise, sampling=sampling, secret=secret))
     right = clip == "flat" and noise > 0 and sampling == "poisson" and secret
@@ -67,9 +69,13 @@ def test_without_a_ledger_there_is_no_statement():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"size_given": False}, "N = 1000, is treated as public"), ({"classes_given": False}, "number of classes, 10"),
-     ({"held_out": 7}, "7 held-out validation records are not covered"), ({"delta": 1e-3}, "not below 1/N")],
-)  # fmt: skip
+    [
+        ({"size_given": False}, "N = 1000, is treated as public"),
+        ({"classes_given": False}, "number of classes, 10"),
+        ({"held_out": 7}, "7 held-out validation records are not covered"),
+        ({"delta": 1e-3}, "not below 1/N"),
+    ],
+)
 def test_the_conditions_are_stated(changes, words):
     ledger = Ledger()
     ledger.open(facts(**changes))
@@ -79,9 +85,18 @@ def test_the_conditions_are_stated(changes, words):
 
 def plan(size=1000, **changes):
     request = {
-        "dataset_size": size, "size_given": True, "classes": 10, "classes_given": True, "held_out": 0, "batch_size": 10,
-        "epochs": 2, "clip": CLIP_RULES["flat"], "clip_norm": 0.1, "epsilon": 3.0, "delta": 1e-5,
-    }  # fmt: skip
+        "dataset_size": size,
+        "size_given": True,
+        "classes": 10,
+        "classes_given": True,
+        "held_out": 0,
+        "batch_size": 10,
+        "epochs": 2,
+        "clip": CLIP_RULES["flat"],
+        "clip_norm": 0.1,
+        "epsilon": 3.0,
+        "delta": 1e-5,
+    }
     return make_plan(**(request | changes))
 
 
@@ -96,9 +111,15 @@ def test_the_opening_line_of_a_plan_makes_a_private_statement():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"batch_size": 2000}, "batch_size is 2000"), ({"epochs": 0.001}, "less than one step"), ({"epsilon": 0.0}, "privacy.epsilon"),
-     ({"delta": 2.0}, "privacy.delta"), ({"clip_norm": 0.0}, "privacy.clip_norm"), ({"batch_size": 0}, "batch_size is 0")],
-)  # fmt: skip
+    [
+        ({"batch_size": 2000}, "batch_size is 2000"),
+        ({"epochs": 0.001}, "less than one step"),
+        ({"epsilon": 0.0}, "privacy.epsilon"),
+        ({"delta": 2.0}, "privacy.delta"),
+        ({"clip_norm": 0.0}, "privacy.clip_norm"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
 def test_a_plan_that_makes_no_sense_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         plan(**changes)

@@ -22,8 +22,9 @@ DEFAULT_BATCH = 500
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy of the model for voting: evaluation mode, no gradients, channels innermost (pools are then several times faster)."""
-    voter = copy.deepcopy(model).eval().to(memory_format=torch.channels_last)
+    """A copy of the model for voting: evaluation mode, no gradients, channels innermost (pools are several times faster)."""
+    voter = copy.deepcopy(model).eval()
+    voter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.inference_mode():
         yield voter
 

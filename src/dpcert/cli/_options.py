@@ -24,18 +24,20 @@ Seed = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/<dataset>-<method>")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps ...", show_default="cpu")]
-Examples = Annotated[str | None, typer.Option(metavar="N|all", help="How many test images to certify.", show_default="500")]
+Examples = Annotated[
+    str | None, typer.Option(metavar="N|all", help="How many test images to certify.", show_default="500, or all if fewer")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any config key (repeatable).", show_default=False),
 ]
 
 
-def examples_number(text: str | int | None, size_word: str = "all") -> int | None:
-    """``--examples``: a number, or None for all."""
-    if text is None or text == size_word:
-        return None
-    if str(text).isdecimal() and int(text) > 0:
+def examples_of(text: str | None) -> int | str | None:
+    """``--examples``: a number or "all"; None where it is not given."""
+    if text is None or text == "all":
+        return text
+    if text.isdecimal() and int(text) > 0:
         return int(text)
     raise ConfigError(f"--examples is {text!r}, must be a whole number of at least 1, or all")
 
@@ -57,6 +59,5 @@ def assignments(
     given: dict[str, Any] = {"method.sigma": sigma, "privacy.epsilon": epsilon, "privacy.delta": delta, "train.device": device}
     chosen = {key: value for key, value in given.items() if value is not None} | seed_everything_visible(seed)
     if examples is not None:
-        number = examples_number(examples)
-        chosen["certify.examples"] = "all" if number is None else number
+        chosen["certify.examples"] = examples_of(examples)
     return chosen | dict(parse_assignment(text) for text in set_ or [])

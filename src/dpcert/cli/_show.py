@@ -78,7 +78,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # cells hold brackets of their own
     if not console.is_terminal:
         console.width = 200
     console.print(table)

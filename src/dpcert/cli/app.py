@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
-        _fail(error.format_message())
+        _fail(error.format_message() + _given(error, sys.argv[1:] if arguments is None else arguments))
     except DpcertError as error:
         _fail(str(error))
     except OSError as error:
@@ -53,6 +53,16 @@ def main(arguments: list[str] | None = None) -> None:
         typer.echo(f"interrupted{f': {error}' if str(error) else ''}; give the same command again to go on", err=True)
         sys.stdout.flush()
         os._exit(130)  # at once: worker threads of numerical libraries may still be busy
+
+
+def _given(error: typer.TyperException, arguments: list[str]) -> str:
+    """The value behind a refused option: the parser's own words leave it out."""
+    names = getattr(getattr(error, "param", None), "opts", [])
+    for place, word in enumerate(arguments):
+        option, equals, value = word.partition("=")
+        if option in names:
+            return f" (given: {value if equals else ' '.join(arguments[place + 1 : place + 2])})"
+    return "; see --help"
 
 
 def _fail(message: str) -> None:

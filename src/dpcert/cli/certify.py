@@ -1,10 +1,16 @@
 """``dpcert certify``."""
 
-from typing import Annotated, Literal
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from . import _options as o
+
+if TYPE_CHECKING:
+    from ..experiment.run import CertifyRequest
 
 
 def certify(
@@ -22,28 +28,23 @@ def certify(
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
+    from ..experiment.run import CertifyRequest, read_config
+
+    chosen = read_config(run).certification_sigma if sigma is None else sigma
+    request = CertifyRequest(chosen, n0, n, alpha, o.examples_of(examples), seed, split)
+    certify_and_tell(run, request, device or "cpu")
+
+
+def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
+    """Certify with a progress bar and print the average certified radius."""
     from ..experiment import run as experiment
-    from ..experiment.config import parse, read_toml
-    from ..store.runs import RunDirectory
     from ._show import progress_bar
 
-    directory = RunDirectory(run)
-    directory.require(directory.config)
-    config = parse(read_toml(directory.config), str(directory.config))
-    request = experiment.CertifyRequest(
-        config.certification_sigma if sigma is None else sigma,
-        n0,
-        n,
-        alpha,
-        o.examples_number(examples or str(config.certify.examples)),
-        seed,
-        split,
-    )
     with progress_bar("data", "bytes") as fetching, progress_bar("certify", "images") as certifying:
-        figures = experiment.certify(run, request, device or "cpu", certifying, fetching)
+        figures = experiment.certify(run, request, device, certifying, fetching)
     low, high = figures["acr_interval"]
     typer.echo(
-        f"sigma {request.sigma:g}: ACR {figures['acr']:.3f} (95 % interval {low:.3f} to {high:.3f}), {figures['abstained']} "
-        f"of {figures['examples']} abstained, {figures['subset']}"
+        f"sigma {request.sigma:g}: ACR {figures['acr']:.3f} (95 % interval {low:.3f} to {high:.3f}), "
+        f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
     )
     typer.echo(f"certificates: {run / figures['file']}")

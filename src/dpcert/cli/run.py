@@ -21,23 +21,14 @@ def run(
     Example:  dpcert run fashion-mnist/dp-gaussian --sigma 0.25 --examples 1000
     """
     from ..experiment import run as experiment
-    from . import certify, report, train
+    from .certify import certify_and_tell
+    from .report import report
+    from .train import train_and_tell
 
     chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples)
     config = experiment.resolve(source, chosen)
     folder = out or experiment.default_out(config)
-    train.train(source, sigma, epsilon, delta, seed, folder, device, set_)
-    wanted = config.certify
-    certify.certify(
-        folder,
-        config.certification_sigma,
-        wanted.n0,
-        wanted.n,
-        wanted.alpha,
-        str(wanted.examples),
-        wanted.seed,
-        "test",
-        config.train.device,
-    )
-    report.report([folder], html=folder / "report.html", figures=folder / "figures")
+    train_and_tell(config, folder)
+    certify_and_tell(folder, experiment.request_of(config), config.train.device)
+    report([folder], html=folder / "report.html", figures=folder / "figures")
     typer.echo(f"report: {folder / 'report.html'}")

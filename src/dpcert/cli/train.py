@@ -1,8 +1,16 @@
 """``dpcert train``."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from . import _options as o
+
+if TYPE_CHECKING:
+    from ..experiment.config import Config
 
 
 def train(
@@ -20,11 +28,17 @@ def train(
     Example:  dpcert train mnist/dp-gaussian --epsilon 3 --out runs/mine
     """
     from ..experiment import run as experiment
-    from ._show import progress_bar
 
     chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device)
     config = experiment.resolve(source, chosen)
-    folder = out or experiment.default_out(config)
+    train_and_tell(config, out or experiment.default_out(config))
+
+
+def train_and_tell(config: Config, folder: Path) -> None:
+    """Train with a progress bar and print the privacy statement."""
+    from ..experiment import run as experiment
+    from ._show import progress_bar
+
     with progress_bar("data", "bytes") as fetching, progress_bar("train", "steps") as training:
         run = experiment.train(config, folder, training, fetching)
     typer.echo(run.statement)

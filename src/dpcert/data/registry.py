@@ -75,7 +75,7 @@ SOURCES = {source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10)}
 def load_dataset(name: str, *, size: int | None = None, classes: int | None = None, progress: Progress = silent) -> Dataset:
     """A data set by name, fetched if need be. MNIST is embedded; nothing is downloaded for it."""
     source = SOURCES[one_of("data set", name, SOURCES, error=DataError)]
-    if source is CIFAR10:
+    if source.name == CIFAR10.name:
         x_train, y_train, x_test, y_test = _read_cifar(source, progress)
     else:
         x_train, y_train, x_test, y_test = _read_idx_family(source, progress)
@@ -106,7 +106,7 @@ def _contents(source: Source, fetch_missing: Callable[[Source, list[str]], None]
 
 def _nowhere(source: Source, name: str, why: str = "") -> DataError:
     target = fetch.cache_folder() / source.folder
-    extra = " (or install Debian's package dataset-fashion-mnist)" if source is FASHION_MNIST else ""
+    extra = " (or install Debian's package dataset-fashion-mnist)" if source.name == FASHION_MNIST.name else ""
     return DataError(
         f"data set {source.name}: {name} is in none of the known folders{why}; put it into {target}/ or into "
         f"$DPCERT_DATA/{source.folder}/{extra}"

@@ -79,13 +79,13 @@ class GradientsConfig(_Section):
 
 
 class CertifyConfig(_Section):
-    """How the result is certified; `sigma` is the method's unless given."""
+    """How the result is certified; `sigma` is the method's unless given, `examples` 500 (or all, if there are fewer)."""
 
     sigma: float | None = Field(None, gt=0, le=100)
     n0: int = Field(100, ge=1, le=10**9)
     n: int = Field(10_000, ge=1, le=10**9)
     alpha: float = Field(0.001, gt=0, lt=0.5)
-    examples: int | Literal["all"] = 500
+    examples: int | Literal["all"] | None = None
     seed: int | None = Field(None, ge=0)
 
 
@@ -118,9 +118,7 @@ class Config(_Section):
             if word not in words:
                 raise ConfigError(f"method.{part} is {word!r}, must be one of: {', '.join(words)}")
             parts[part] = word
-        return combine(
-            **parts, sigma=chosen.sigma, copies=chosen.copies, keep_original=chosen.keep_original, name=chosen.name
-        )
+        return combine(**parts, sigma=chosen.sigma, copies=chosen.copies, keep_original=chosen.keep_original, name=chosen.name)
 
     def settings(self) -> Settings:
         """What the training loop needs."""

@@ -10,8 +10,7 @@ from ..errors import DataError
 from ..progress import Progress, silent
 from ..store.runs import RunDirectory
 from ..training.state import load_tensors
-from .config import parse, read_toml
-from .run import load_run
+from .run import load_run, read_config
 
 
 def predict_files(
@@ -27,7 +26,7 @@ def predict_files(
     """File, class or "abstain", certified radius, lower bound of the class's probability; one row an image."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
-    config = parse(read_toml(directory.config), str(directory.config))
+    config = read_config(path)
     images = [(name, image) for file in files for name, image in read_images(file)]
     shapes = {tuple(image.shape) for _, image in images}
     if len(shapes) > 1:

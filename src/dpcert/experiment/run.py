@@ -36,7 +36,7 @@ def resolve(source: str | None, assignments: Mapping[str, Any]) -> Config:
     if source is not None and source.endswith(".toml"):
         tables, origin = read_toml(Path(source)), source
     else:
-        origin = source or presets.DEFAULT
+        origin = presets.DEFAULT if source is None else source
         tables = presets.tables(origin)
     return parse(override(tables, assignments), origin)
 
@@ -49,6 +49,13 @@ def default_out(config: Config) -> Path:
 def dataset_name(config: Config) -> str:
     """The data set's name: that of its file for a data set of one's own."""
     return Path(config.data.path).stem if config.data.path else config.data.name
+
+
+def read_config(path: Path) -> Config:
+    """The config of a run directory."""
+    directory = RunDirectory(path)
+    directory.require(directory.config)
+    return parse(read_toml(directory.config), str(directory.config))
 
 
 def load_data(config: Config, progress: Progress = silent) -> Dataset:
@@ -161,7 +168,7 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     """A finished run: its ledger is checked, and its model must have been made by that ledger."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
-    config = parse(read_toml(directory.config), str(directory.config))
+    config = read_config(path)
     ledger = Ledger.load(directory.ledger)
     if not ledger.is_closed:
         raise LedgerError(f"{path} is not finished; go on with: dpcert train --out {path}")
@@ -180,15 +187,30 @@ def _metadata(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CertifyRequest:
-    """What to certify. None takes the config's value; `examples` None means all."""
+    """What to certify; `examples` None means 500, or all where there are fewer."""
 
     sigma: float
     n0: int
     n: int
     alpha: float
-    examples: int | None
+    examples: int | str | None
     seed: int | None
     split: str = "test"
+
+    def count(self, size: int) -> int:
+        """The number of examples out of `size`."""
+        if self.examples is None:
+            return min(DEFAULT_EXAMPLES, size)
+        return size if isinstance(self.examples, str) else self.examples
+
+
+DEFAULT_EXAMPLES = 500
+
+
+def request_of(config: Config) -> CertifyRequest:
+    """What a config wants certified."""
+    wanted = config.certify
+    return CertifyRequest(config.certification_sigma, wanted.n0, wanted.n, wanted.alpha, wanted.examples, wanted.seed)
 
 
 def certify(
@@ -198,12 +220,12 @@ def certify(
     check_request(sigma=request.sigma, n0=request.n0, n=request.n, alpha=request.alpha)
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
-    data = load_data(parse(read_toml(directory.config), str(directory.config)), data_progress)
+    data = load_data(read_config(path), data_progress)
     if request.split == "validation" and not data.held_out:
         raise RunError(f"{path} has no validation split; train with --set data.validation=10000")
     x, y = (data.x_validation, data.y_validation) if request.split == "validation" else (data.x_test, data.y_test)
     run = load_run(path, data.input_shape, data.classes or 0, device)
-    examples = len(x) if request.examples is None else request.examples
+    examples = request.count(len(x))
     require_subset(len(x), examples)
     with directory.locked():
         file, key = _certificate_file(run, request)

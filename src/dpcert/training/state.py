@@ -116,6 +116,13 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
 
 
 def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
-    """The final weights as safetensors, with public facts in the header (sorted, so the bytes are reproducible)."""
+    """The final weights as safetensors, with public facts in the header; the same facts give the same bytes.
+
+    The library writes its metadata in the order of a hash table, another in each process: the header is put in order here.
+    """
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    return save(tensors, metadata=dict(sorted(metadata.items())))
+    data = save(tensors, metadata=metadata)
+    size = int.from_bytes(data[:8], "little")
+    header = canonical_json(json.loads(data[8 : 8 + size])).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]

@@ -1,0 +1,356 @@
+"""The loop: what a step is, what a crash leaves behind, what a resume may and may not do."""
+
+import json
+import math
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dpcert
+from dpcert.errors import DpcertError, LedgerError, RunError
+from dpcert.privacy.ledger import Ledger
+from dpcert.store.runs import RunDirectory
+from dpcert.training.loop import Interrupted
+from tests.conftest import blobs
+
+DATA = dpcert.Dataset(**blobs(0), classes=3, size=240)
+METHOD = dpcert.method("dp-gaussian", sigma=0.25, copies=2)
+BASE = {"epochs": 10, "batch_size": 10, "learning_rate": 0.5, "clip_norm": 0.1, "noise_seed": 5}  # 240 steps, 3 blocks
+
+
+def train(out=None, model=None, data=DATA, method=METHOD, **changes):
+    model = model or dpcert.build_model("linear", input_shape=(1, 8, 8), classes=3, seed=0)
+    return dpcert.train(model, data, method, out=out, **(BASE | changes))
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {name: (out / name).read_bytes() for name in ("model.safetensors", "ledger.jsonl", "config.toml")}
+
+
+def test_training_learns_and_states_its_budget(tmp_path):
+    run = train(tmp_path / "run", noise_seed=None, epsilon=8.0, epochs=20)
+    assert run.statement.private and 7.9 < run.epsilon <= 8.0 and run.ledger.is_closed
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["clean_accuracy"] > 0.9 and metrics["privacy"]["epsilon"] == run.epsilon
+    assert metrics["privacy"]["steps"] == run.plan.steps == 480
+
+
+def test_in_memory_and_in_a_directory_are_the_same(tmp_path):
+    assert torch.equal(weights(train().model), weights(train(tmp_path / "run").model))
+
+
+def test_a_known_noise_seed_is_not_private():
+    run = train()
+    assert math.isinf(run.epsilon) and "noise seed is known" in str(run.statement)
+
+
+def test_without_a_seed_no_two_runs_are_alike():
+    assert not torch.equal(weights(train(noise_seed=None).model), weights(train(noise_seed=None).model))
+
+
+def test_one_step_by_hand():
+    """Algorithm 2, line by line, against one step of the loop."""
+    from dpcert.privacy import noise, sampling
+    from dpcert.rng import Purpose, key_from_seed, normal_at_positions
+
+    start = dpcert.build_model("linear", input_shape=(1, 8, 8), classes=3, seed=0)
+    run = train(epochs=10 / 240 + 1e-9, momentum=0.0)
+    assert run.plan.steps == 1
+    key = key_from_seed(5, "noise")
+    batch = sampling.poisson_indices(240, 10 / 240, key, 0)
+    eta = normal_at_positions(key, Purpose.VIEWS, 0, len(batch), (2, 1, 8, 8), torch.device("cpu"), 0)
+    total = torch.zeros(195, dtype=torch.float64)
+    for place, i in enumerate(batch):
+        x, y = DATA.x_train[i], DATA.y_train[i]
+        views = torch.stack([x, x + 0.25 * eta[place, 0], x + 0.25 * eta[place, 1]])
+        loss = nn.functional.cross_entropy(start(views), y.expand(3))
+        g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(start.parameters()))]).double()
+        total += g / max(1.0, float(g.norm()) / 0.1)
+    total += run.plan.noise_multiplier * 0.1 * torch.from_numpy(noise.standard_normal(195, key, 0))
+    expected = weights(start).double() - 0.5 * total / 10
+    torch.testing.assert_close(weights(run.model).double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"physical_batch": 1}, {"physical_batch": 3}, {"physical_batch": 1000}, {"engine": "vmap"}]
+)
+def test_speed_settings_change_neither_ledger_nor_result(tmp_path, changes):
+    base, other = train(tmp_path / "a"), train(tmp_path / "b", **changes)
+    assert (tmp_path / "a" / "ledger.jsonl").read_bytes() == (tmp_path / "b" / "ledger.jsonl").read_bytes()
+    torch.testing.assert_close(weights(base.model), weights(other.model), rtol=0, atol=1e-5)
+
+
+def test_empty_batches_are_charged_steps():
+    """q = 1/240: about a third of the batches is empty."""
+    run = train(batch_size=1, epochs=1)
+    assert run.plan.steps == 240 == run.ledger.steps_authorised and torch.isfinite(weights(run.model)).all()
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+def crash_at(monkeypatch, name, k, after):
+    """Make the k-th call of ``os.<name>`` in the durable writes crash, before or after it took effect."""
+    real, calls = getattr(os, name), [0]
+
+    def fake(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == k and not after:
+            raise Crash
+        result = real(*arguments, **options)
+        if calls[0] == k and after:
+            raise Crash
+        return result
+
+    monkeypatch.setattr(f"dpcert.store.durable.os.{name}", fake)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["replace", "fsync"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_crash_at_any_write_resumes_to_the_same_bytes(tmp_path, monkeypatch, name, after):
+    train(tmp_path / "whole")
+    expected = files(tmp_path / "whole")
+    crashes = 0
+    for k in range(1, 60):
+        out = tmp_path / f"{name}{k}"
+        with monkeypatch.context() as patch:
+            crash_at(patch, name, k, after)
+            try:
+                train(out)
+                break  # fewer than k calls: every one was tried
+            except Crash:
+                crashes += 1
+        ledger = Ledger.load(out / "ledger.jsonl") if (out / "ledger.jsonl").exists() else None
+        state = out / "private" / "state.json"
+        if state.exists() and ledger is not None:  # what is charged is at least what is durable
+            assert ledger.steps_authorised >= json.loads(state.read_text())["step"]
+        train(out)
+        assert files(out) == expected
+        assert not list((out / "private").iterdir())
+    assert crashes >= 8
+
+
+def test_the_key_is_destroyed_and_was_only_ours(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        crash_at(patch, "replace", 6, after=True)
+        with pytest.raises(Crash):
+            train(out, noise_seed=None)
+    key = out / "private" / "key"
+    assert key.stat().st_mode & 0o777 == 0o600 and key.parent.stat().st_mode & 0o777 == 0o700
+    secret = key.read_bytes()
+    train(out, noise_seed=None)
+    assert not key.exists()
+    for file in out.rglob("*"):
+        if file.is_file():
+            data = file.read_bytes()
+            assert secret not in data and secret.hex().encode() not in data
+
+
+@pytest.fixture
+def half_done(tmp_path, monkeypatch):
+    """A run that crashed after its second checkpoint."""
+    out = tmp_path / "half"
+    with monkeypatch.context() as patch:
+        crash_at(patch, "replace", 9, after=True)
+        with pytest.raises(Crash):
+            train(out)
+    assert json.loads((out / "private" / "state.json").read_text())["step"] == 100
+    return out
+
+
+def damage(kind, out):
+    ledger = out / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    if kind == "ledger missing":
+        ledger.unlink()
+    elif kind == "ledger cut":
+        ledger.write_text(lines[0])
+    elif kind == "ledger edited":
+        ledger.write_text(ledger.read_text().replace('"steps":100', '"steps":1'))
+    elif kind == "key missing":
+        (out / "private" / "key").unlink()
+    elif kind == "checkpoint edited":
+        file = next((out / "private").glob("checkpoint-*"))
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 1
+        file.write_bytes(bytes(data))
+    elif kind == "state edited":
+        state = out / "private" / "state.json"
+        state.write_text(state.read_text().replace('"step":100', '"step":99'))
+
+
+@pytest.mark.parametrize(
+    "kind", ["ledger missing", "ledger cut", "ledger edited", "key missing", "checkpoint edited", "state edited"]
+)
+def test_damaged_state_is_refused_and_nothing_is_lost(half_done, kind):
+    damage(kind, half_done)
+    before = {file: file.read_bytes() for file in half_done.rglob("*") if file.is_file()}
+    with pytest.raises(DpcertError):
+        train(half_done)
+    assert before == {file: file.read_bytes() for file in half_done.rglob("*") if file.is_file()}
+
+
+def test_other_data_is_refused(half_done):
+    other = dpcert.Dataset(**blobs(1), classes=3, size=240)
+    with pytest.raises(RunError, match="other training data"):
+        train(half_done, data=other)
+    train(half_done)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epsilon": 8.0}, "privacy.epsilon: 3.0 -> 8.0"),
+        ({"learning_rate": 0.1}, "train.learning_rate: 0.5 -> 0.1"),
+        ({"epochs": 20}, "train.epochs: 10.0 -> 20.0"),
+        ({"noise_seed": 6}, "privacy.noise_seed: 5 -> 6"),
+    ],
+)
+def test_another_request_is_refused_and_says_how_it_differs(half_done, changes, words):
+    with pytest.raises(RunError, match=words):
+        train(half_done, **changes)
+    train(half_done)
+    with pytest.raises(RunError, match="its budget is spent"):
+        train(half_done, **changes)
+
+
+def test_finished_work_is_left_alone(tmp_path):
+    out = tmp_path / "run"
+    first = train(out)
+    before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.rglob("*") if file.is_file()}
+    again = train(out)
+    assert before == {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.rglob("*") if file.is_file()}
+    assert torch.equal(weights(first.model), weights(again.model)) and str(first.statement) == str(again.statement)
+
+
+def test_a_second_process_is_refused(half_done):
+    with RunDirectory(half_done).locked(), pytest.raises(RunError, match="in use by another process"):
+        train(half_done)
+    train(half_done)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_request_saves_and_the_run_goes_on_to_the_same_bytes(tmp_path, number):
+    train(tmp_path / "whole")
+    out = tmp_path / "stopped"
+
+    def stop_at(done, total, **facts):
+        if done == 137:
+            signal.raise_signal(number)
+
+    with pytest.raises(Interrupted, match="after step 137 of 240"):
+        train(out, progress=stop_at)
+    assert json.loads((out / "private" / "state.json").read_text())["step"] == 137
+    train(out)
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_training_in_another_thread_needs_no_signals():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(train(epochs=1)))
+    thread.start()
+    thread.join()
+    assert found[0].ledger.is_closed
+
+
+def test_no_space_leaves_the_last_state_and_says_so(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    real, calls = os.fsync, [0]
+
+    def full(descriptor):
+        calls[0] += 1
+        if calls[0] > 10:
+            raise OSError(28, "No space left on device")
+        return real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpcert.store.durable.os.fsync", full)
+        with pytest.raises(RunError, match="No space left on device; free space"):
+            train(out)
+    train(out)
+    train(tmp_path / "whole")
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_optimisers_are_pytorchs_and_survive_a_crash(tmp_path, monkeypatch):
+    for optimizer in ("sgd", "adam"):
+        whole = train(optimizer=optimizer, learning_rate=0.05)
+        out = tmp_path / optimizer
+        with monkeypatch.context() as patch:
+            crash_at(patch, "replace", 9, after=True)
+            with pytest.raises(Crash):
+                train(out, optimizer=optimizer, learning_rate=0.05)
+        assert torch.equal(weights(train(out, optimizer=optimizer, learning_rate=0.05).model), weights(whole.model))
+
+
+def test_regular_training_is_ordinary_training():
+    run = train(method=dpcert.method("regular"), learning_rate=0.1)
+    assert math.isinf(run.epsilon) and "gradients are not clipped" in str(run.statement)
+    assert (run.model(DATA.x_test).argmax(1) == DATA.y_test).float().mean() > 0.9
+
+
+def test_a_record_that_is_not_finite_is_refused_before_anything_is_charged():
+    arrays = blobs(0)
+    arrays["x_train"][3, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="record 3"):
+        dpcert.Dataset(**arrays)
+
+
+def test_an_exploding_model_still_ends():
+    """Gradients that are not finite contribute nothing; no exception depends on a record."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    model[1].weight.data.fill_(3e38)
+    run = train(model=model, epochs=1)
+    assert run.ledger.is_closed
+
+
+def test_nothing_per_example_is_written(tmp_path):
+    """D13: with the noise fixed and the noise far larger than one record, no file but the weights depends on a record."""
+    arrays = blobs(0)
+    train(tmp_path / "a", data=dpcert.Dataset(**arrays, classes=3, size=240))
+    arrays["x_train"][7] = 1.0 - arrays["x_train"][7]
+    train(tmp_path / "b", data=dpcert.Dataset(**arrays, classes=3, size=240))
+    names = {file.relative_to(tmp_path / "a") for file in (tmp_path / "a").rglob("*") if file.is_file()}
+    assert names == {Path("config.toml"), Path("ledger.jsonl"), Path("model.safetensors"), Path("metrics.json")}
+    for name in ("config.toml", "ledger.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epsilon": -1.0}, "privacy.epsilon is -1.0"),
+        ({"delta": 0.0}, "privacy.delta is 0.0"),
+        ({"batch_size": 500}, "batch_size is 500"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"optimizer": "lion"}, "'sgd' or 'adam'"),
+        ({"device": "cuda:7"}, "cannot be used"),
+        ({"engine": "magic"}, "'auto', 'layerwise' or 'vmap'"),
+        ({"noise_seed": -3}, "noise_seed is -3"),
+        ({"model": "cnn"}, "at least 16 x 16"),
+    ],
+)
+def test_bad_arguments_are_refused_before_a_directory_exists(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        train(tmp_path / "run", **changes)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_ledger_errors_name_the_file(half_done):
+    (half_done / "ledger.jsonl").write_text("{}\n")
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl line 1"):
+        train(half_done)
