@@ -35,6 +35,9 @@ check: $(STAMP)  ## lint, format, strict types, import rules
 
 bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.certification
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.growth
 
 lock: $(STAMP)   ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -v '^dpcert' > constraints.txt

@@ -37,6 +37,10 @@ class Views(Protocol):
     def copies(self) -> int:
         """K, the number of noisy copies (and of noises drawn)."""
 
+    @property
+    def count(self) -> int:
+        """R, the number of views of an example."""
+
     def __call__(self, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """``x [b, ...]``, standard normal ``noise [b, K, ...]`` -> ``[b, R, ...]``."""
 

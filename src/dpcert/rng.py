@@ -14,7 +14,9 @@ Why not ``torch.Generator().manual_seed`` for the bulk noise on a CPU: it keeps 
 
 import hashlib
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 import torch
@@ -62,20 +64,23 @@ def uniform_words(key: bytes, purpose: Purpose, count: int, step: int = 0, part:
     return np.frombuffer(stream_bytes(key, purpose, 8 * count, step, part), dtype="<u8")
 
 
+def _generator(key: bytes, purpose: Purpose, step: int, part: int) -> np.random.Generator:
+    seed = int.from_bytes(stream_bytes(key, purpose, KEY_BYTES, step, part), "big")
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed)))
+
+
 def bulk_normal(
     key: bytes, purpose: Purpose, shape: tuple[int, ...], device: torch.device, step: int = 0, part: int = 0
 ) -> Tensor:
     """Standard normal float32 numbers, fast, for views and certification (not for the DP noise)."""
-    seed = stream_bytes(key, purpose, KEY_BYTES, step, part)
     if device.type == "cpu":
-        generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(int.from_bytes(seed, "big"))))
-        return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
+        return torch.from_numpy(_generator(key, purpose, step, part).standard_normal(shape, dtype=np.float32))
     on_device = torch.Generator(device=device)
-    on_device.manual_seed(int.from_bytes(seed[:8], "big", signed=True))
+    on_device.manual_seed(int.from_bytes(stream_bytes(key, purpose, 8, step, part), "big", signed=True))
     return torch.randn(shape, generator=on_device, device=device)
 
 
-POSITIONS_PER_BLOCK = 64
+POSITIONS_PER_BLOCK = 16
 
 
 def normal_at_positions(
@@ -85,10 +90,24 @@ def normal_at_positions(
 
     Position p gets the same numbers however the batch is cut, because noise is drawn in fixed blocks of positions.
     """
-    if stop <= start:
-        return torch.empty((0, *shape), device=device)
+    if stop <= start or 0 in shape:
+        return torch.empty((max(0, stop - start), *shape), device=device)
     blocks = range(start // POSITIONS_PER_BLOCK, (stop - 1) // POSITIONS_PER_BLOCK + 1)
-    drawn = [bulk_normal(key, purpose, (POSITIONS_PER_BLOCK, *shape), device, step, block) for block in blocks]
-    offset = blocks.start * POSITIONS_PER_BLOCK
-    joined = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
-    return joined[start - offset : stop - offset]
+    first = blocks.start * POSITIONS_PER_BLOCK
+    if device.type == "cpu":
+        drawn = torch.empty((len(blocks), POSITIONS_PER_BLOCK, *shape))
+        rows = drawn.numpy()
+
+        def fill(block: int) -> None:
+            _generator(key, purpose, step, block).standard_normal(out=rows[block - blocks.start], dtype=np.float32)
+
+        list(_pool().map(fill, blocks) if torch.get_num_threads() > 1 else map(fill, blocks))
+    else:
+        drawn = torch.stack([bulk_normal(key, purpose, (POSITIONS_PER_BLOCK, *shape), device, step, b) for b in blocks])
+    return drawn.flatten(0, 1)[start - first : stop - first]
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads that draw: NumPy lets go of the interpreter while it fills an array."""
+    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="dpcert-noise")

@@ -10,7 +10,7 @@ from torch import nn
 
 import dpcert
 from dpcert.certification import smooth
-from dpcert.certification.votes import VoteCounter, winners
+from dpcert.certification.votes import FreshVotes, winners
 from dpcert.rng import Purpose, key_from_seed
 
 KEY = key_from_seed(1, "test")
@@ -65,7 +65,8 @@ class Fair:
     def __init__(self, seed, reuse=False):
         self.generator, self.reuse = np.random.default_rng(seed), reuse
 
-    def count(self, x, votes, purpose, index):
+    def count(self, x, start, stop, purpose, index):
+        votes = stop - start
         if self.reuse and purpose is Purpose.CERTIFY_ESTIMATION:
             return self.last * (votes // self.last.sum())
         ones = int(self.generator.binomial(votes, 0.5))
@@ -84,12 +85,12 @@ def test_selection_and_estimation_are_disjoint():
 
 
 def test_the_noise_of_selection_and_estimation_differs():
-    counter = VoteCounter(HalfSpace(), 5.0, KEY)
+    counter = FreshVotes(HalfSpace(), 5.0, KEY)
     x = torch.zeros(1, 4, 4)
     with torch.inference_mode():
-        a = counter.count(x, 2000, Purpose.CERTIFY_SELECTION, 0)
-        b = counter.count(x, 2000, Purpose.CERTIFY_ESTIMATION, 0)
-        c = counter.count(x, 2000, Purpose.CERTIFY_ESTIMATION, 1)
+        a = counter.count(x, 0, 2000, Purpose.CERTIFY_SELECTION, 0)
+        b = counter.count(x, 0, 2000, Purpose.CERTIFY_ESTIMATION, 0)
+        c = counter.count(x, 0, 2000, Purpose.CERTIFY_ESTIMATION, 1)
     assert not np.array_equal(a, b) and not np.array_equal(b, c)
 
 

@@ -6,9 +6,9 @@ import torch
 
 import dpcert
 from dpcert.certification.metrics import even_subset
-from dpcert.certification.sweep import certify_to_file
+from dpcert.certification.sweep import Request, certify_to_file, decide_to_file
 from dpcert.rng import key_from_seed
-from dpcert.store.records import CertificateRow, parse_certificate, read_certificates
+from dpcert.store.records import CertificateRow, RobustRow, read_rows, row_of, text_of
 
 KEY = key_from_seed(0, "certify")
 X = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -17,7 +17,7 @@ MODEL = dpcert.build_model("linear", input_shape=(1, 8, 8), classes=3, seed=0)
 
 
 def sweep(path, indices):
-    return certify_to_file(MODEL, X, Y, indices, path, sigma=0.5, n0=20, n=100, alpha=0.01, key=KEY)
+    return certify_to_file(MODEL, X, Y, indices, path, Request(0.5, 20, 100, 0.01), key=KEY)
 
 
 def without_time(path):
@@ -47,7 +47,7 @@ def test_finished_rows_are_left_alone_and_more_examples_extend_them(tmp_path):
     sweep(path, [0, 4, 8])
     assert path.read_bytes() == before and path.stat().st_mtime_ns == modified
     rows = sweep(path, range(0, 12, 2))
-    assert [row.idx for row in read_certificates(path)] == [0, 2, 4, 6, 8, 10] == [row.idx for row in rows]
+    assert [row.idx for row in read_rows(CertificateRow, path)] == [0, 2, 4, 6, 8, 10] == [row.idx for row in rows]
     assert set(before.splitlines()) <= set(path.read_bytes().splitlines())
 
 
@@ -68,15 +68,40 @@ def test_every_changed_byte_of_a_row_is_seen(tmp_path):
         changed[position] ^= 1
         path.write_bytes(bytes(changed))
         with pytest.raises(ValueError, match="certif"):
-            read_certificates(path)
+            read_rows(CertificateRow, path)
 
 
 def test_rows_read_and_written_again_keep_their_bytes():
     for radius, p in ((1.234567891, 0.999309), (0.1 + 0.2, 0.3), (0.0, 0.0), (1e-7, 1 - 1e-12), (1.6, 0.5)):
-        text = CertificateRow(3, 1, 1, radius, 1, 0.5, 99, 100, p).text()
-        assert parse_certificate(text).text() == text
-        assert parse_certificate(text).radius <= radius
+        text = text_of(CertificateRow(3, 1, 1, radius, 1, 0.5, 99, 100, p))
+        again = row_of(CertificateRow, text)
+        assert text_of(again) == text and again.radius <= radius
+    skipped = CertificateRow(3, 1, 2, 0.0, 0, 0.5, None, 100, 0.0)
+    assert row_of(CertificateRow, text_of(skipped)) == skipped
+    decision = RobustRow(3, 1, 2, -1, 0, 0.5, 10_100)
+    assert row_of(RobustRow, text_of(decision)) == decision
 
 
 def test_even_subset():
     assert even_subset(10, 3) == [0, 3, 6] and even_subset(10, 10) == list(range(10)) and even_subset(10_000, 500)[-1] == 9980
+
+
+def test_decisions_at_a_radius_are_rows_too(tmp_path):
+    path = tmp_path / "robust.tsv"
+    request = Request(0.5, 20, 2000, 0.01)
+    whole = decide_to_file(MODEL, X, Y, range(12), path, request, 0.1, key=KEY)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    again = decide_to_file(MODEL, X, Y, range(12), path, request, 0.1, key=KEY)
+    assert [(r.idx, r.predict, r.robust, r.votes) for r in whole] == [(r.idx, r.predict, r.robust, r.votes) for r in again]
+    with pytest.raises(ValueError, match="radius is 0"):
+        decide_to_file(MODEL, X, Y, range(2), path, request, 0.0, key=KEY)
+
+
+def test_skipping_misclassified_examples_keeps_every_figure(tmp_path):
+    plain = dpcert.certify(MODEL, X, Y, sigma=0.5, n=500, seed=0)
+    skipped = dpcert.certify(MODEL, X, Y, sigma=0.5, n=500, seed=0, skip_misclassified=True)
+    assert plain.acr == skipped.acr and plain.certified_accuracy(0.1) == skipped.certified_accuracy(0.1)
+    wrong = skipped.count == -1
+    assert wrong.any() and (skipped.radius[wrong] == 0).all() and (skipped.predict[wrong] != Y[wrong]).all()
+    assert torch.equal(plain.count[~wrong], skipped.count[~wrong])

@@ -99,6 +99,16 @@ def test_certification_settings_have_their_own_file_and_leave_the_ledger(finishe
     assert len(json.loads((finished / "metrics.json").read_text())["certification"]) >= 3
 
 
+def test_robust_at_a_radius(finished, capsys):
+    ledger = (finished / "ledger.jsonl").read_bytes()
+    assert call("certify", str(finished), "--radius", "0.1", "--n", "5000", "--examples", "10") == 0
+    out = capsys.readouterr().out
+    assert "% of CERTIFY's 51000" in out and (finished / "robust-sigma0.50-r0.1.tsv").exists()
+    assert call("certify", str(finished), "--fresh-noise", "--n", "200", "--examples", "5") == 0
+    assert (finished / "certificates-sigma0.50-fresh.tsv").exists()
+    assert (finished / "ledger.jsonl").read_bytes() == ledger
+
+
 def test_report_of_several_runs(finished, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert call("report", str(finished), str(finished), "--html", str(page), "--figures", str(tmp_path / "f")) == 0
@@ -172,6 +182,7 @@ def test_every_wrong_request_gets_one_line_and_loses_nothing(finished, tmp_path,
     np.savez(tmp_path / "labels.npz", **(blobs(0) | {"y_train": np.full(240, 7)}))
     np.savez(tmp_path / "pixels.npz", **(blobs(0) | {"x_train": np.full((240, 8, 8), 2.0, np.float32)}))
     (tmp_path / "cut.npz").write_bytes(npz.read_bytes()[:500])
+    np.save(tmp_path / "ok.npy", np.zeros((8, 8), np.float32))
     np.save(tmp_path / "big.npy", np.zeros((9, 9), np.float32))
     out = ["--out", str(tmp_path / "new")]
     requests = {
@@ -209,6 +220,13 @@ def test_every_wrong_request_gets_one_line_and_loses_nothing(finished, tmp_path,
         "no examples": (["certify", str(finished), "--examples", "0"], "'0'"),
         "sigma": (["certify", str(finished), "--sigma", "-1"], "-1"),
         "alpha": (["certify", str(finished), "--alpha", "2"], "2.0"),
+        "radius beyond reach": (["certify", str(finished), "--radius", "9"], "9.0"),
+        "device of certify": (["certify", str(finished), "--device", "cuda:9"], "cuda:9"),
+        "device that is none": (["predict", str(finished), str(tmp_path / "ok.npy"), "--device", "toaster"], "toaster"),
+        "huge seed": (["train", "--seed", "100000000000000000000", *out], "100000000000000000000"),
+        "endless epochs": (["account", "--epsilon", "3", "--epochs", "inf"], "inf"),
+        "examples checked before training": (["train", *own, "--set", "model.name=linear", "--examples", "5000", *out], "5000"),
+        "radius": (["certify", str(finished), "--radius", "0"], "radius is 0.0"),
         "no validation split": (["certify", str(finished), "--split", "validation"], "validation"),
         "not an image": (["predict", str(finished), str(tmp_path / "text.png")], "text.png"),
         "image of another size": (["predict", str(finished), str(tmp_path / "big.npy")], "model.safetensors"),
@@ -255,6 +273,52 @@ def test_an_edited_ledger_is_refused_everywhere(finished, tmp_path, capsys):
     ledger.write_text("".join(lines[:-1]))
     assert call("certify", str(copy), "--n", "200") == 2
     assert "not finished" in capsys.readouterr().err
+
+
+def test_a_flipped_bit_of_the_model_or_config_is_seen(finished, tmp_path, capsys):
+    import shutil
+
+    for name, place in (
+        ("model.safetensors", -5),
+        ("model.safetensors", 60),
+        ("config.toml", None),
+        ("certificates-sigma0.50.json", None),
+    ):
+        copy = tmp_path / f"{name}{place}"
+        shutil.copytree(finished, copy)
+        data = bytearray((copy / name).read_bytes())
+        if place is None:
+            data = data.replace(b"0.5", b"0.6", 1)
+        else:
+            data[place] ^= 1
+        (copy / name).write_bytes(bytes(data))
+        assert call("certify", str(copy), "--sigma", "0.5", "--n", "200", "--examples", "10") == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_certificates_belong_to_their_images(finished, tmp_path, capsys):
+    import shutil
+
+    folder = tmp_path / "moved"
+    shutil.copytree(finished.parent, folder)
+    out = folder / "run"
+    arrays = blobs(0)
+    arrays["x_test"] = arrays["x_test"][::-1].copy()
+    original = (finished.parent / "blobs.npz").read_bytes()
+    try:
+        np.savez(finished.parent / "blobs.npz", **arrays)
+        assert call("certify", str(out), "--n", "200", "--examples", "15") == 2
+        assert "images_sha256" in capsys.readouterr().err
+    finally:
+        (finished.parent / "blobs.npz").write_bytes(original)
+
+
+def test_small_requests_work(finished, tmp_path, capsys):
+    assert call("certify", str(finished), "--sigma", "0.3", "--n", "50", "--examples", "1") == 0
+    assert call("report", str(finished), "--figures", str(tmp_path / "new" / "figures")) == 0
+    assert (tmp_path / "new" / "figures" / "certified_accuracy.png").exists()
+    assert not (tmp_path / "new" / "figures" / "report.html").exists()
+    assert call("account", "--noise-multiplier", "1", "--steps", "0") == 0
 
 
 def test_validation_split_leaves_the_test_set_alone(finished, tmp_path, capsys):

@@ -354,3 +354,52 @@ def test_ledger_errors_name_the_file(half_done):
     (half_done / "ledger.jsonl").write_text("{}\n")
     with pytest.raises(LedgerError, match=r"ledger\.jsonl line 1"):
         train(half_done)
+
+
+class MixUp:
+    """Views that join neighbouring rows: one record would move another's gradient."""
+
+    name, sigma, copies, count = "mixup", None, 0, 1
+
+    def __call__(self, model, x, labels, noise):
+        return (0.5 * x + 0.5 * x.roll(1, dims=0)).unsqueeze(1)
+
+
+def test_views_that_mix_examples_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="mix examples"):
+        train(tmp_path / "run", method=dpcert.Method(views=MixUp()))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_physical_batch_that_does_not_fit_is_halved(monkeypatch):
+    from dpcert.gradients.layerwise import Layerwise
+
+    real, sizes = Layerwise.__call__, []
+
+    def small_memory(self, model, loss, views, labels, clip):
+        sizes.append(len(views))
+        if len(views) > 4:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return real(self, model, loss, views, labels, clip)
+
+    whole = train(epochs=1)
+    monkeypatch.setattr(Layerwise, "__call__", small_memory)
+    halved = train(epochs=1)
+    assert max(sizes) > 4 and halved.ledger.steps_authorised == whole.ledger.steps_authorised
+    torch.testing.assert_close(weights(whole.model), weights(halved.model), rtol=0, atol=1e-6)
+
+
+def test_a_method_and_model_of_ones_own_in_a_directory(tmp_path):
+    own = dpcert.Method(views=METHOD.views, regulariser=lambda logits, label: 0.01 * logits.square().mean(), clip="automatic")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    train(tmp_path / "run", model=model, method=own, epochs=1)
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["method"] == "custom" and metrics["sigma_train"] == 0.25
+    train(tmp_path / "named", model=dpcert.build_model("linear", input_shape=(1, 8, 8), classes=3), epochs=1)
+    assert 'name = "linear"' in (tmp_path / "named" / "config.toml").read_text()
+
+
+def test_the_number_of_classes_is_said_to_be_public_unless_given():
+    data = dpcert.Dataset(**blobs(0))
+    run = train(data=data, epochs=1, dataset_size=240)
+    assert "number of classes, 3, is treated as public" in str(run.statement)

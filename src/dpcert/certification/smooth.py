@@ -1,13 +1,16 @@
-"""PREDICT and CERTIFY of Cohen et al. (2019), on one screen."""
+"""PREDICT and CERTIFY of Cohen et al. (2019), on one screen, and the question "is it robust at r?"."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from scipy.special import ndtr
 from torch import Tensor
 
 from ..rng import Purpose
 from .bounds import certified_radius, lower_confidence_bound, top_two_differ
+from .sequence import log_evidence_above, log_evidence_below, looks
 
 ABSTAIN = -1
 
@@ -19,31 +22,36 @@ class Counter(Protocol):
     def sigma(self) -> float:
         """Standard deviation of the noise."""
 
-    def count(self, x: Tensor, votes: int, purpose: Purpose, index: int) -> np.ndarray:
-        """Votes for each class; the noise of different purposes is independent."""
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
+        """Votes number start .. stop - 1 by class; the noise of different purposes is independent."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The outcome for one input. `count` of the `n` estimation votes fell on the selected class."""
+    """The outcome for one input. `count` of the `n` estimation votes fell on the selected class (None: not cast)."""
 
     predict: int
     radius: float
-    count: int
+    count: int | None
     n: int
     p_lower: float
 
 
-def certify(counter: Counter, x: Tensor, n0: int, n: int, alpha: float, index: int = 0) -> Certificate:
+def certify(
+    counter: Counter, x: Tensor, n0: int, n: int, alpha: float, index: int = 0, only_if: int | None = None
+) -> Certificate:
     """CERTIFY: a class and an L2 radius, or abstain.
 
     Guarantee: with probability at least 1 - alpha over the noise, either it abstains or the smoothed classifier predicts
     `predict` for every input closer than `radius` to x. Selection and estimation use disjoint noise, so choosing the class
-    does not bias the bound.
+    does not bias the bound. With `only_if` the estimation votes are not cast unless that class is selected (evaluation
+    needs no radius for a wrong class); the certificate then has radius 0 and no count.
     """
-    selection = counter.count(x, n0, Purpose.CERTIFY_SELECTION, index)
+    selection = counter.count(x, 0, n0, Purpose.CERTIFY_SELECTION, index)
     selected = int(selection.argmax())
-    count = int(counter.count(x, n, Purpose.CERTIFY_ESTIMATION, index)[selected])
+    if only_if is not None and selected != only_if:
+        return Certificate(selected, 0.0, None, n, 0.0)
+    count = int(counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)[selected])
     p_lower = lower_confidence_bound(count, n, alpha)
     radius = certified_radius(p_lower, counter.sigma)
     return Certificate(selected if radius > 0.0 else ABSTAIN, radius, count, n, p_lower)
@@ -54,6 +62,35 @@ def predict(counter: Counter, x: Tensor, n: int, alpha: float, index: int = 0) -
 
     Guarantee: it returns a class other than the smoothed classifier's with probability at most alpha.
     """
-    votes = counter.count(x, n, Purpose.PREDICT, index)
+    votes = counter.count(x, 0, n, Purpose.PREDICT, index)
     second, first = (int(c) for c in np.argsort(votes, kind="stable")[-2:])
     return first if top_two_differ(int(votes[first]), int(votes[second]), alpha) else ABSTAIN
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether an input is robust at the radius asked for (None: `n` votes did not tell), and the votes it took."""
+
+    predict: int
+    robust: bool | None
+    votes: int
+
+
+def robust_at(counter: Counter, x: Tensor, radius: float, n0: int, n: int, alpha: float, index: int = 0) -> Decision:
+    """Is the smoothed classifier constant within `radius`? Votes are cast until the answer is clear, at most n0 + n.
+
+    It is if p_A > Phi(radius / sigma) (Cohen et al. 2019). Guarantee: the probability of answering True although p_A is
+    not above that threshold is at most alpha, with optional stopping: the evidence is an e-process (see `sequence`).
+    False has the same guarantee.
+    """
+    selected = int(counter.count(x, 0, n0, Purpose.CERTIFY_SELECTION, index).argmax())
+    threshold, enough = float(ndtr(radius / counter.sigma)), -math.log(alpha)
+    wins = cast = 0
+    for look in looks(n):
+        wins += int(counter.count(x, cast, look, Purpose.CERTIFY_ESTIMATION, index)[selected])
+        cast = look
+        if log_evidence_above(wins, cast, threshold) >= enough:
+            return Decision(selected, True, n0 + cast)
+        if log_evidence_below(wins, cast, threshold) >= enough:
+            return Decision(selected, False, n0 + cast)
+    return Decision(selected, None, n0 + cast)

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,19 +13,19 @@ from torch import Tensor, nn
 from .._validate import finite_in, integer_in
 from ..errors import DataError, RunError
 from ..progress import Progress, silent
-from ..rng import key_from_seed, secret_key
+from ..rng import Purpose, key_from_seed, secret_key
 from ..store.durable import cannot_write, write_atomically
-from ..store.records import CertificateRow, header, parse_certificate, read_certificates
+from ..store.records import AnyRow, CertificateRow, RobustRow, header, read_rows, row_of, text_of
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy
-from .votes import DEFAULT_BATCH, VoteCounter, evaluating
+from .votes import Counter, FreshVotes, Voters, evaluating, voting
 
 _SECONDS_BETWEEN_SYNCS = 2.0
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Certificates by example, as tensors."""
+    """Certificates by example, as tensors. `count` is -1 where no estimation vote was cast."""
 
     predict: Tensor
     radius: Tensor
@@ -57,12 +58,32 @@ class Certificates:
         return int((self.predict == smooth.ABSTAIN).sum())
 
 
-def check_request(*, sigma: float, n0: int, n: int, alpha: float) -> None:
-    """Refuse a request that makes no sense, before any vote is cast."""
-    finite_in("sigma", sigma, 0.0, 100.0, open_low=True, remedy="the paper uses 0.25, 0.5 and 1.0")
-    integer_in("n0", n0, 1, 10**9)
-    integer_in("n", n, 1, 10**9)
-    finite_in("alpha", alpha, 0.0, 0.5, open_low=True, open_high=True, remedy="the paper uses 0.001")
+@dataclass(frozen=True)
+class Request:
+    """How to certify: CERTIFY's n0, n and alpha (per input) at one sigma."""
+
+    sigma: float
+    n0: int = 100
+    n: int = 10_000
+    alpha: float = 0.001
+    fresh_noise: bool = False
+    skip_misclassified: bool = False
+
+    def __post_init__(self) -> None:
+        finite_in("sigma", self.sigma, 0.0, 100.0, open_low=True, remedy="the paper uses 0.25, 0.5 and 1.0")
+        integer_in("n0", self.n0, 1, 10**9)
+        integer_in("n", self.n, 1, 10**9)
+        finite_in("alpha", self.alpha, 0.0, 0.5, open_low=True, open_high=True, remedy="the paper uses 0.001")
+
+    @property
+    def votes(self) -> dict[Purpose, int]:
+        """How many noises each purpose needs."""
+        return {Purpose.CERTIFY_SELECTION: self.n0, Purpose.CERTIFY_ESTIMATION: self.n}
+
+    def certify(self, counter: Counter, x: Tensor, label: int, index: int) -> smooth.Certificate:
+        """CERTIFY for one example."""
+        only_if = label if self.skip_misclassified else None
+        return smooth.certify(counter, x, self.n0, self.n, self.alpha, index, only_if)
 
 
 def certify(
@@ -75,43 +96,51 @@ def certify(
     n: int = 10_000,
     alpha: float = 0.001,
     seed: int | None = None,
-    batch: int = DEFAULT_BATCH,
+    fresh_noise: bool = False,
+    skip_misclassified: bool = False,
+    batch: int | None = None,
     progress: Progress = silent,
 ) -> Certificates:
     """CERTIFY for each input ``x[i]`` of any classifier that returns logits; `alpha` is per input.
 
-    Noise is fresh from the operating system unless `seed` is given.
+    The noise comes from the operating system unless `seed` is given. All inputs share one bank of it where the model
+    allows (each certificate is valid on its own); `fresh_noise` draws it anew for each input. `skip_misclassified` casts
+    no estimation votes where the selected class is not the label.
     """
-    check_request(sigma=sigma, n0=n0, n=n, alpha=alpha)
+    request = Request(sigma, n0, n, alpha, fresh_noise, skip_misclassified)
     x = check_inputs(x)
-    labels = torch.as_tensor(y)
+    labels = torch.as_tensor(y).cpu()
     if labels.shape != (len(x),):
         raise DataError(f"y has shape {list(labels.shape)}, must hold one label for each of the {len(x)} inputs")
     key = secret_key() if seed is None else key_from_seed(seed, "certify")
-    found = []
-    with evaluating(model) as voter:
-        counter = VoteCounter(voter, sigma, key, batch)
-        for index, example in enumerate(x):
-            found.append(smooth.certify(counter, example, n0, n, alpha, index))
-            progress(index + 1, len(x))
+    found: list[smooth.Certificate] = []
+    with _voters(model, x, request, key, batch) as voters:
+        outcomes = voters.map(lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
+        for certificate in outcomes:
+            found.append(certificate)
+            progress(len(found), len(x))
     predicted = torch.tensor([c.predict for c in found])
     return Certificates(
         predict=predicted,
         radius=torch.tensor([c.radius for c in found], dtype=torch.float64),
-        correct=predicted == labels.cpu(),
-        count=torch.tensor([c.count for c in found]),
+        correct=predicted == labels,
+        count=torch.tensor([-1 if c.count is None else c.count for c in found]),
         n=n,
         p_lower=torch.tensor([c.p_lower for c in found], dtype=torch.float64),
     )
 
 
+def _voters(model: nn.Module, x: Tensor, request: Request, key: bytes, batch: int | None) -> AbstractContextManager[Voters]:
+    return voting(model, x, sigma=request.sigma, key=key, votes=request.votes, fresh_noise=request.fresh_noise, batch=batch)
+
+
 def predict(
-    model: nn.Module, x: Tensor, *, sigma: float, n: int = 10_000, alpha: float = 0.001, batch: int = DEFAULT_BATCH
+    model: nn.Module, x: Tensor, *, sigma: float, n: int = 10_000, alpha: float = 0.001, batch: int | None = None
 ) -> Tensor:
     """PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always fresh noise."""
-    check_request(sigma=sigma, n0=1, n=n, alpha=alpha)
+    Request(sigma, 1, n, alpha)
     with evaluating(model) as voter:
-        counter = VoteCounter(voter, sigma, secret_key(), batch)
+        counter = FreshVotes(voter, sigma, secret_key(), batch)
         classes = [smooth.predict(counter, example, n, alpha, i) for i, example in enumerate(check_inputs(x))]
     return torch.tensor(classes)
 
@@ -134,81 +163,110 @@ def certify_to_file(
     y: Tensor,
     indices: Sequence[int],
     path: Path,
+    request: Request,
     *,
-    sigma: float,
-    n0: int,
-    n: int,
-    alpha: float,
     key: bytes,
-    batch: int = DEFAULT_BATCH,
+    batch: int | None = None,
     progress: Progress = silent,
 ) -> list[CertificateRow]:
-    """Certify ``x[i]`` for i in `indices`, appending a row each to `path`; examples already there are not done again.
+    """Certify ``x[i]`` for i in `indices`, a row each in `path`; examples already there are not done again.
 
-    Noise of example i is a function of (key, i): a run that was cut anywhere goes on to the same rows.
+    The noise is a function of the key (and of i, with fresh noise): a run that was cut anywhere goes on to the same rows.
     """
-    check_request(sigma=sigma, n0=n0, n=n, alpha=alpha)
-    done = {row.idx: row for row in read_certificates(path, allow_torn_end=True)} if path.exists() else {}
-    todo = [index for index in indices if index not in done]
-    if todo or not path.exists():
-        _append_rows(model, x, y, todo, path, done, sigma, n0, n, alpha, key, batch, progress, len(indices))
-    return [done[index] for index in indices]
+
+    def row(counter: Counter, index: int) -> CertificateRow:
+        began, label = time.perf_counter(), int(y[index])
+        c = request.certify(counter, x[index], label, index)
+        seconds = time.perf_counter() - began
+        return CertificateRow(index, label, c.predict, c.radius, int(c.predict == label), seconds, c.count, c.n, c.p_lower)
+
+    def earned(row: CertificateRow) -> float:
+        return row.radius if row.correct else 0.0
+
+    with _voters(model, x, request, key, batch) as voters:
+        return _rows_to_file(CertificateRow, path, indices, voters, row, ("acr", earned), progress)
 
 
-def _append_rows(
+def decide_to_file(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    todo: Sequence[int],
+    indices: Sequence[int],
     path: Path,
-    done: dict[int, CertificateRow],
-    sigma: float,
-    n0: int,
-    n: int,
-    alpha: float,
+    request: Request,
+    radius: float,
+    *,
     key: bytes,
-    batch: int,
+    batch: int | None = None,
+    progress: Progress = silent,
+) -> list[RobustRow]:
+    """Answer "is it robust at `radius`?" for ``x[i]``, i in `indices`, a row each in `path`; resumable like certificates."""
+    check_radius(radius, request.sigma)
+
+    def row(counter: Counter, index: int) -> RobustRow:
+        began, label = time.perf_counter(), int(y[index])
+        d = smooth.robust_at(counter, x[index], radius, request.n0, request.n, request.alpha, index)
+        answer = -1 if d.robust is None else int(d.robust)
+        return RobustRow(index, label, d.predict, answer, int(d.predict == label), time.perf_counter() - began, d.votes)
+
+    def votes(row: RobustRow) -> float:
+        return float(row.votes)
+
+    with _voters(model, x, request, key, batch) as voters:
+        return _rows_to_file(RobustRow, path, indices, voters, row, ("votes each", votes), progress)
+
+
+def _rows_to_file(
+    kind: type[AnyRow],
+    path: Path,
+    indices: Sequence[int],
+    voters: Voters,
+    work: Callable[[Counter, int], AnyRow],
+    mean_of: tuple[str, Callable[[AnyRow], float]],
     progress: Progress,
-    total: int,
-) -> None:
-    _write_all(path, done)  # drops a half-written last line
-    first = total - len(todo)
+) -> list[AnyRow]:
+    """Do the examples that `path` does not hold yet, appending a row each; `mean_of` names a figure worth watching."""
+    done = {row.idx: row for row in read_rows(kind, path, allow_torn_end=True)} if path.exists() else {}
+    todo = [index for index in indices if index not in done]
+    if todo or not path.exists():
+        _write_all(kind, path, done)  # drops a half-written last line
+        name, value = mean_of
+        total = sum(value(row) for row in done.values())
+        before = len(indices) - len(todo)
+        for position, row in enumerate(_appended(kind, path, voters.map(work, todo)), start=1):
+            done[row.idx] = row
+            total += value(row)
+            progress(before + position, len(indices), **{name: f"{total / len(done):.4g}"})
+        _write_all(kind, path, done)  # sorted by example and durable, whatever the order of the work was
+    return [done[index] for index in indices]
+
+
+def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Iterator[AnyRow]:
+    """Append rows as they come; yields them as they are on disk (rounded), so that what is reported is what was written."""
     try:
-        with path.open("a", encoding="ascii") as file, evaluating(model) as voter:
-            counter = VoteCounter(voter, sigma, key, batch)
+        with path.open("a", encoding="ascii") as file:
             synced = time.monotonic()
-            for position, index in enumerate(todo, start=1):
-                began = time.perf_counter()
-                c = smooth.certify(counter, x[index], n0, n, alpha, index)
-                label = int(y[index])
-                row = CertificateRow(
-                    index,
-                    label,
-                    c.predict,
-                    c.radius,
-                    int(c.predict == label),
-                    time.perf_counter() - began,
-                    c.count,
-                    c.n,
-                    c.p_lower,
-                )
-                text = row.text()
-                done[index] = parse_certificate(text)  # what is on disk is what is reported
+            for row in rows:
+                text = text_of(row)
                 file.write(text + "\n")
                 file.flush()
                 if time.monotonic() - synced > _SECONDS_BETWEEN_SYNCS:
                     os.fsync(file.fileno())
                     synced = time.monotonic()
-                right = sum(r.radius for r in done.values() if r.correct)
-                progress(first + position, total, acr=f"{right / len(done):.3f}")
+                yield row_of(kind, text)
     except OSError as error:
         raise cannot_write(path, error) from error
-    _write_all(path, done)  # sorted by example and durable, whatever the order of the work was
 
 
-def _write_all(path: Path, rows: dict[int, CertificateRow]) -> None:
-    lines = [header(), *(rows[index].text() for index in sorted(rows))]
+def _write_all(kind: type[AnyRow], path: Path, rows: dict[int, AnyRow]) -> None:
+    lines = [header(kind), *(text_of(rows[index]) for index in sorted(rows))]
     write_atomically(path, ("\n".join(lines) + "\n").encode())
+
+
+def check_radius(radius: float, sigma: float) -> None:
+    """Refuse a radius that needs no votes, or that no number of votes can show (p_A would have to be 1)."""
+    remedy = f"beyond 8 sigma nothing can be shown, at 0 ask for certificates (sigma is {sigma:g})"
+    finite_in("radius", radius, 0.0, 8.0 * sigma, open_low=True, remedy=remedy)
 
 
 def require_subset(size: int, examples: int) -> None:

@@ -1,13 +1,15 @@
 """Counting votes: the classes a classifier gives to noisy copies of one input.
 
 A vote is *wrong* (it counts for no class) if its logits hold a NaN or if the two largest are closer than rounding can tell
-apart: another batch size or thread count could then have voted otherwise.
+apart: another batch size, thread count or way of computing could then have voted otherwise.
 """
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +17,24 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..rng import Purpose, normal_at_positions
+from .bank import PROBED, NoiseBank, SplitModel, channels_last, draw_bank, split
 
 TIE_TOLERANCE = 2.0**-16  # of the largest logit; float32 rounding through a small network stays below it
-DEFAULT_BATCH = 500
+ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk stays in a core's cache; other devices want large ones
+
+
+class Counter(Protocol):
+    """Counts the votes of one classifier at one sigma."""
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise."""
+
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
+        """The votes number start .. stop - 1 for input number `index`, by class; wrong votes are in none.
+
+        Noise N(0, sigma^2 I) is added to `x` and never clamped. Noises of different purposes are independent.
+        """
 
 
 @contextlib.contextmanager
@@ -29,28 +46,45 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
         yield voter
 
 
-@dataclass(frozen=True)
-class VoteCounter:
-    """Counts votes of one classifier at one sigma, with noise that is a function of (key, purpose, index of the input)."""
+class FreshVotes:
+    """Noise of its own for every input: a function of (key, purpose, index of the input, position)."""
 
-    model: nn.Module
-    sigma: float
-    key: bytes
-    batch: int = DEFAULT_BATCH
+    def __init__(self, model: nn.Module, sigma: float, key: bytes, batch: int | None = None) -> None:
+        self.model, self.sigma, self.key = model, sigma, key
+        self.device = device_of(model)
+        self.batch = batch or _rows(self.device)
 
-    def count(self, x: Tensor, votes: int, purpose: Purpose, index: int) -> np.ndarray:
-        """Votes for each class (float noise N(0, sigma^2 I) added to `x`, never clamped); wrong votes are in none."""
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        x = x.to(device)
-        total: np.ndarray | None = None
-        for start in range(0, votes, self.batch):
-            stop = min(start + self.batch, votes)
-            noise = normal_at_positions(self.key, purpose, start, stop, tuple(x.shape), device, index)
-            logits = self.model(torch.add(x, noise, alpha=self.sigma))
-            counts = winners(logits)
-            total = counts if total is None else total + counts
-        assert total is not None
-        return total
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
+        """The contract of `Counter`."""
+        x = x.to(self.device)
+        logits = []
+        for first in range(start, stop, self.batch):
+            last = min(first + self.batch, stop)
+            noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index)
+            logits.append(self.model(torch.add(x, noise, alpha=self.sigma)))
+        return winners(torch.cat(logits))
+
+
+class BankVotes:
+    """Noise from a bank that all inputs share, with the model's first linear layer applied to it once."""
+
+    def __init__(self, made: SplitModel, bank: NoiseBank, sigma: float, batch: int | None = None) -> None:
+        self.made, self.bank, self.sigma = made, bank, sigma
+        like = next(iter(bank.parts.values()))
+        self.device = like.device
+        self.batch = batch or _rows(self.device)
+        self._buffer = channels_last(like.new_empty((self.batch, *like.shape[1:])))
+
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
+        """The contract of `Counter`."""
+        own = self.made.features(x.unsqueeze(0).to(self.device))
+        part = self.bank.parts[purpose]
+        logits = []
+        for first in range(start, stop, self.batch):
+            noisy = part[first : min(first + self.batch, stop)]
+            made = self.made.logits(torch.add(noisy, own, out=self._buffer[: len(noisy)]))
+            logits.append(made.clone())  # a model that ends here hands back the buffer itself
+        return winners(torch.cat(logits))
 
 
 def winners(logits: Tensor) -> np.ndarray:
@@ -62,3 +96,74 @@ def winners(logits: Tensor) -> np.ndarray:
     clear = best[:, 0] - best[:, 1] > TIE_TOLERANCE * logits.abs().amax(dim=1)  # False wherever a NaN is
     votes = torch.where(clear, chosen[:, 0], classes)
     return torch.bincount(votes, minlength=classes + 1)[:classes].cpu().numpy()
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _rows(device: torch.device) -> int:
+    return ROWS_ON_CPU if device.type == "cpu" else ROWS_ELSEWHERE
+
+
+class Voters:
+    """One counter for each worker: on a CPU a thread for each core, each on its own input, elsewhere a single one."""
+
+    def __init__(self, counters: list[Counter], threads: int) -> None:
+        self._counters, self._threads = counters, threads
+
+    Item = TypeVar("Item")
+    Result = TypeVar("Result")
+
+    def map(self, work: Callable[[Counter, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """``work(counter, item)`` for every item, in order, several at a time."""
+        if len(self._counters) == 1:
+            with torch.inference_mode():
+                for item in items:
+                    yield work(self._counters[0], item)
+            return
+        free: queue.SimpleQueue[Counter] = queue.SimpleQueue()
+        for counter in self._counters:
+            free.put(counter)
+
+        def job(item: Voters.Item) -> Voters.Result:
+            counter = free.get()
+            try:
+                with torch.inference_mode():
+                    return work(counter, item)
+            finally:
+                free.put(counter)
+
+        pool = ThreadPoolExecutor(len(self._counters))
+        torch.set_num_threads(1)  # the cores work on different inputs: no waiting for each other within a layer
+        try:
+            yield from pool.map(job, items)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            torch.set_num_threads(self._threads)
+
+
+@contextlib.contextmanager
+def voting(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    sigma: float,
+    key: bytes,
+    votes: dict[Purpose, int],
+    fresh_noise: bool = False,
+    batch: int | None = None,
+) -> Iterator[Voters]:
+    """The counters for a sweep: from a bank where the model can be cut behind its first layer, with fresh noise elsewhere."""
+    with evaluating(model) as voter:
+        device, threads = device_of(voter), torch.get_num_threads()
+        workers = threads if device.type == "cpu" else 1
+        input_shape = tuple(x.shape[1:])
+        cut = None if fresh_noise else split(voter, x[:PROBED].to(device), sigma)
+        bank = None if cut is None else draw_bank(cut, sigma, key, votes, input_shape, device)
+        if cut is None or bank is None:
+            counters: list[Counter] = [FreshVotes(copy.deepcopy(voter), sigma, key, batch) for _ in range(workers)]
+        else:
+            counters = [BankVotes(copy.deepcopy(cut), bank, sigma, batch) for _ in range(workers)]
+        yield Voters(counters, threads)

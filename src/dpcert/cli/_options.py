@@ -20,7 +20,12 @@ Epsilon = Annotated[float | None, typer.Option(help="Privacy budget.", show_defa
 Delta = Annotated[float | None, typer.Option(help="Failure probability of the budget.", show_default="the preset's")]
 Seed = Annotated[
     int | None,
-    typer.Option(min=0, help="Fixes initialisation and certification noise; the DP noise stays secret.", show_default="fresh"),
+    typer.Option(
+        min=0,
+        max=2**63 - 1,
+        help="Fixes initialisation and certification noise; the DP noise stays secret.",
+        show_default="fresh",
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/<dataset>-<method>")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps ...", show_default="cpu")]

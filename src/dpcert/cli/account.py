@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
+from .._validate import finite_in
 from ..errors import ConfigError
+from ..rounding import ceil_text
 
 
 def account(
@@ -26,6 +28,7 @@ def account(
         raise ConfigError("give --epsilon (to get the noise), --noise-multiplier (to get epsilon), or both (to get the steps)")
     if batch_size > size:
         raise ConfigError(f"--batch-size is {batch_size}, larger than --size {size}; lower it")
+    finite_in("--epochs", epochs, 0.0, 1e9)
     q, taken = batch_size / size, int(epochs * size / batch_size) if steps is None else steps
     typer.echo(f"Poisson sampling q = {q:.6g}, delta = {delta:g}, neighbours: {accounting.RELATION}")
     if epsilon is not None and noise_multiplier is not None:
@@ -37,4 +40,7 @@ def account(
         noise_multiplier = accounting.calibrate(epsilon=epsilon, delta=delta, sampling_probability=q, steps=taken)
     spent = accounting.epsilon(noise_multiplier=noise_multiplier, sampling_probability=q, steps=taken, delta=delta)
     renyi = accounting.rdp_epsilon(noise_multiplier=noise_multiplier, sampling_probability=q, steps=taken, delta=delta)
-    typer.echo(f"noise multiplier {noise_multiplier:g}, {taken} steps: epsilon = {spent:.4f} (PLD), {renyi:.4f} by RDP")
+    typer.echo(
+        f"noise multiplier {noise_multiplier:g}, {taken} steps: "
+        f"epsilon = {ceil_text(spent, 4)} (PLD), {ceil_text(renyi, 4)} by RDP"
+    )

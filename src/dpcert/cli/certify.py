@@ -20,7 +20,16 @@ def certify(
     n: Annotated[int, typer.Option(help="Votes that bound its probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Each certificate fails with at most this probability.")] = 0.001,
     examples: o.Examples = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise.", show_default="fresh")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.", show_default="fresh")] = None,
+    radius: Annotated[
+        float | None, typer.Option(help="Only ask: robust at this L2 radius? Far fewer votes.", show_default=False)
+    ] = None,
+    fresh_noise: Annotated[
+        bool, typer.Option("--fresh-noise", help="Noise of its own for each image, not a shared bank.")
+    ] = False,
+    skip_misclassified: Annotated[
+        bool, typer.Option("--skip-misclassified", help="No radius where the class is wrong.")
+    ] = False,
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
     device: o.Device = None,
 ) -> None:
@@ -28,11 +37,16 @@ def certify(
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
+    from ..certification.sweep import Request
     from ..experiment.run import CertifyRequest, read_config
 
     chosen = read_config(run).certification_sigma if sigma is None else sigma
-    request = CertifyRequest(chosen, n0, n, alpha, o.examples_of(examples), seed, split)
-    certify_and_tell(run, request, device or "cpu")
+    how = Request(chosen, n0, n, alpha, fresh_noise, skip_misclassified)
+    request = CertifyRequest(how, o.examples_of(examples), seed, split)
+    if radius is None:
+        certify_and_tell(run, request, device or "cpu")
+    else:
+        decide_and_tell(run, request, radius, device or "cpu")
 
 
 def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
@@ -43,8 +57,29 @@ def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
     with progress_bar("data", "bytes") as fetching, progress_bar("certify", "images") as certifying:
         figures = experiment.certify(run, request, device, certifying, fetching)
     low, high = figures["acr_interval"]
+    interval = "" if high is None else f" (95 % interval {low:.3f} to {high:.3f})"
     typer.echo(
-        f"sigma {request.sigma:g}: ACR {figures['acr']:.3f} (95 % interval {low:.3f} to {high:.3f}), "
+        f"sigma {figures['sigma']:g}: ACR {figures['acr']:.3f}{interval}, "
         f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
     )
     typer.echo(f"certificates: {run / figures['file']}")
+
+
+def decide_and_tell(run: Path, request: CertifyRequest, radius: float, device: str) -> None:
+    """Decide robustness at one radius with a progress bar and print the share and the votes saved."""
+    from ..experiment import run as experiment
+    from ._show import progress_bar
+
+    with progress_bar("data", "bytes") as fetching, progress_bar("decide", "images") as deciding:
+        found = experiment.decide(run, request, radius, device, deciding, fetching)
+    low, high = found["certified_accuracy_interval"]
+    share = found["votes"] / found["votes_of_certify"]
+    typer.echo(
+        f"certified accuracy at radius {radius:g}: {100 * found['certified_accuracy']:.2f} % (95 % interval {100 * low:.2f} to "
+        f"{100 * high:.2f}) of {found['examples']} images, {found['undecided']} undecided"
+    )
+    typer.echo(
+        f"{found['votes']} votes, {100 * share:.2f} % of CERTIFY's {found['votes_of_certify']}; each answer fails with "
+        f"probability at most {request.how.alpha:g}, whenever it stopped"
+    )
+    typer.echo(f"rows: {run / found['file']}")

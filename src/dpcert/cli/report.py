@@ -22,4 +22,4 @@ def report(
     facts = [read_run(path) for path in runs]
     print_table(HEADINGS, summary(facts))
     if html is not None or figures is not None:
-        write_report(facts, html or figures / "report.html", figures)  # type: ignore[operator]
+        write_report(facts, html, figures)

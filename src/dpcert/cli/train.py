@@ -20,6 +20,7 @@ def train(
     delta: o.Delta = None,
     seed: o.Seed = None,
     out: o.Out = None,
+    examples: o.Examples = None,
     device: o.Device = None,
     set_: o.Set = None,
 ) -> None:
@@ -29,7 +30,7 @@ def train(
     """
     from ..experiment import run as experiment
 
-    chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device)
+    chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples)
     config = experiment.resolve(source, chosen)
     train_and_tell(config, out or experiment.default_out(config))
 

@@ -126,6 +126,13 @@ def _labels(name: str, labels: Any, count: int, classes: int | None) -> Tensor:
     return tensor
 
 
+def _native(array: np.ndarray) -> np.ndarray:
+    """Numbers as torch knows them: bytes, whole numbers or float32, in this machine's byte order."""
+    if array.dtype == np.uint8:
+        return array
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+
+
 def read_npz(path: Path, *, size: int | None = None, classes: int | None = None) -> Dataset:
     """A data set of one's own: ``x_train y_train x_test y_test`` in an .npz file. Pickled arrays are refused."""
     if not path.is_file():
@@ -147,5 +154,5 @@ def read_npz(path: Path, *, size: int | None = None, classes: int | None = None)
     for name, array in arrays.items():
         if array.dtype.kind not in "uif":
             raise DataError(f"{path} {name} has dtype {array.dtype}, must be numbers")
-    unsigned = {name: a.astype(np.int64) if name[0] == "y" and a.dtype.kind == "u" else a for name, a in arrays.items()}
-    return Dataset(**unsigned, name=path.stem, size=size, classes=classes)
+    x_train, y_train, x_test, y_test = (_native(arrays[name]) for name in _ARRAYS)
+    return Dataset(x_train, y_train, x_test, y_test, name=path.stem, size=size, classes=classes)

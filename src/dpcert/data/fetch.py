@@ -1,5 +1,6 @@
 """Where data files are found: a given folder, the cache, the system, and last the official mirror."""
 
+import http.client
 import os
 import tempfile
 import urllib.error
@@ -53,9 +54,11 @@ def download(url: str, target: Path, accept: Callable[[bytes], object], progress
                 if len(data) > _LARGEST_DOWNLOAD:
                     raise DataError(f"{url} sends more than {_LARGEST_DOWNLOAD} bytes; stopped")
                 progress(len(data), max(total, len(data)))
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise DataError(f"{url} cannot be fetched ({reason})") from error
+    if total and len(data) != total:
+        raise DataError(f"{url} sent {len(data)} bytes of {total}; try again")
     accept(bytes(data))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:

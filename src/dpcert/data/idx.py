@@ -18,15 +18,23 @@ def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
     """The content of a file, unpacked if it is gzip, with a cap on the unpacked size."""
     try:
         raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
+    return unpacked(raw, str(path), most)
+
+
+def unpacked(raw: bytes, name: str, most: int = _MOST_BYTES) -> bytes:
+    """`raw`, unpacked if it is gzip, with a cap on the unpacked size."""
+    try:
         if raw[:2] != b"\x1f\x8b":
             data = raw
         else:
             with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
                 data = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
+        raise DataError(f"{name} cannot be read ({error}); fetch it again") from error
     if len(data) > most:
-        raise DataError(f"{path} holds more than {most} bytes; it is not the file it claims to be")
+        raise DataError(f"{name} holds more than {most} bytes; it is not the file it claims to be")
     return data
 
 

@@ -3,6 +3,7 @@
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from .._validate import one_of
 from ..errors import DataError
 from ..progress import Progress, silent
+from ..store.durable import write_atomically
 from . import cifar, fetch, idx
 from .dataset import Dataset
 
@@ -72,6 +74,11 @@ CIFAR10 = Source(
 SOURCES = {source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10)}
 
 
+def missing_files(source: Source) -> list[str]:
+    """The files of a data set that are in none of the known folders."""
+    return [name for name, path in locate(source).items() if path is None]
+
+
 def load_dataset(name: str, *, size: int | None = None, classes: int | None = None, progress: Progress = silent) -> Dataset:
     """A data set by name, fetched if need be. MNIST is embedded; nothing is downloaded for it."""
     source = SOURCES[one_of("data set", name, SOURCES, error=DataError)]
@@ -93,7 +100,7 @@ def _candidates(source: Source, name: str) -> list[Path]:
 
 
 def _contents(source: Source, fetch_missing: Callable[[Source, list[str]], None]) -> dict[str, bytes]:
-    missing = [name for name, path in locate(source).items() if path is None]
+    missing = missing_files(source)
     if missing:
         fetch_missing(source, missing)
     contents = {}
@@ -102,6 +109,11 @@ def _contents(source: Source, fetch_missing: Callable[[Source, list[str]], None]
             raise _nowhere(source, name)
         contents[name] = fetch.check_digest(idx.read_bytes(path), source.digests[name], str(path))
     return contents
+
+
+def _accept(source: Source, name: str, data: bytes) -> None:
+    """Refuse what was downloaded unless it unpacks to the published bytes."""
+    fetch.check_digest(idx.unpacked(data, name), source.digests[name], f"what {source.mirror} sent for {name}")
 
 
 def _nowhere(source: Source, name: str, why: str = "") -> DataError:
@@ -118,7 +130,7 @@ def _read_idx_family(source: Source, progress: Progress) -> tuple[np.ndarray, ..
         for name in missing:
             target = fetch.cache_folder() / source.folder / f"{name}.gz"
             try:
-                fetch.download(f"{source.mirror}/{name}.gz", target, lambda data: None, progress)
+                fetch.download(f"{source.mirror}/{name}.gz", target, partial(_accept, source, name), progress)
             except DataError as error:
                 raise _nowhere(source, f"{name}.gz", f", and {error}") from error
 
@@ -151,11 +163,15 @@ def _fetch_cifar(source: Source, progress: Progress) -> None:
     except DataError as error:
         raise _nowhere(source, "data_batch_1.bin and its siblings", f", and {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive, "r:gz") as tar:  # read member by member; nothing is extracted by name
-        for member in tar:
-            name = Path(member.name).name
-            if member.isfile() and name in source.digests and member.size == 10_000 * cifar.RECORD_BYTES:
-                file = tar.extractfile(member)
-                assert file is not None
-                (folder / name).write_bytes(fetch.check_digest(file.read(), source.digests[name], name))
-    archive.unlink()
+    try:
+        with tarfile.open(archive, "r:gz") as tar:  # read member by member; nothing is extracted by name
+            for member in tar:
+                name = Path(member.name).name
+                if member.isfile() and name in source.digests and member.size == 10_000 * cifar.RECORD_BYTES:
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    write_atomically(folder / name, fetch.check_digest(file.read(), source.digests[name], name))
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"what {source.mirror} sent is not the archive ({error}); try again") from error
+    finally:
+        archive.unlink()

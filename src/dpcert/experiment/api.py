@@ -32,7 +32,7 @@ def train(
     out: str | Path | None = None,
     seed: int | None = None,
     noise_seed: int | None = None,
-    physical_batch: int = 128,
+    physical_batch: int = 384,
     engine: str = "auto",
     device: str = "cpu",
     progress: Progress = silent,
@@ -52,7 +52,7 @@ def train(
             data.y_test,
             data.name,
             dataset_size,
-            data.classes,
+            data.classes if data.classes_given else None,
             data.held_out,
             data.x_validation,
             data.y_validation,
@@ -71,7 +71,7 @@ def train(
         engine=engine,
         device=device,
     )
-    name = model if isinstance(model, str) else type(model).__name__
+    name = model if isinstance(model, str) else getattr(model, "dpcert_name", type(model).__name__)
     if isinstance(model, str):
         model = build_model(model, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
     if out is None:

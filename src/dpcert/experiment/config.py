@@ -50,15 +50,15 @@ class MethodConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """How long, how fast. `physical_batch`, `device` and `threads` change speed and memory only."""
+    """How long, how fast. `physical_batch` (rows = examples x views in memory), `device`, `threads` change speed only."""
 
     epochs: float = Field(40, gt=0, le=1e6)
     batch_size: int = Field(512, ge=1)
     learning_rate: float = Field(0.5, gt=0, le=1e6)
     momentum: float = Field(0.9, ge=0, lt=1)
     optimizer: Literal["sgd", "adam"] = "sgd"
-    seed: int | None = Field(None, ge=0)
-    physical_batch: int = Field(128, ge=1)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    physical_batch: int = Field(384, ge=1)
     device: str = "cpu"
     threads: int | None = Field(None, ge=1, le=1024)
 
@@ -69,7 +69,7 @@ class PrivacyConfig(_Section):
     epsilon: float = Field(3.0, gt=0, le=100)
     delta: float = Field(1e-5, gt=0, lt=1)
     clip_norm: float = Field(0.1, gt=0, le=1e6)
-    noise_seed: int | None = Field(None, ge=0)
+    noise_seed: int | None = Field(None, ge=0, lt=2**63)
 
 
 class GradientsConfig(_Section):
@@ -86,7 +86,9 @@ class CertifyConfig(_Section):
     n: int = Field(10_000, ge=1, le=10**9)
     alpha: float = Field(0.001, gt=0, lt=0.5)
     examples: int | Literal["all"] | None = None
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    fresh_noise: bool = False
+    skip_misclassified: bool = False
 
 
 class Config(_Section):

@@ -8,6 +8,7 @@ import torch
 from ..certification.sweep import certify
 from ..errors import DataError
 from ..progress import Progress, silent
+from ..rounding import floor_text
 from ..store.runs import RunDirectory
 from ..training.state import load_tensors
 from .run import load_run, read_config
@@ -43,7 +44,7 @@ def predict_files(
         progress=progress,
     )
     return [
-        (name, "abstain" if p < 0 else str(p), "" if p < 0 else f"{radius:.4f}", f"{bound:.4f}")
+        (name, "abstain" if p < 0 else str(p), "" if p < 0 else floor_text(radius, 4), floor_text(bound, 4))
         for (name, _), p, radius, bound in zip(
             images, found.predict.tolist(), found.radius.tolist(), found.p_lower.tolist(), strict=True
         )
@@ -77,19 +78,22 @@ def read_images(file: Path) -> list[tuple[str, torch.Tensor]]:
 
 def _read_array(file: Path) -> np.ndarray:
     try:
-        return np.asarray(np.load(file, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
+        array = np.load(file, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise DataError("it is an archive")
+        return array
+    except Exception as error:
         raise DataError(f"{file} is not a readable .npy array ({error})") from error
 
 
 def _read_picture(file: Path) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(file) as picture:
             colour = picture.mode not in ("1", "L", "LA", "I", "I;16", "F")
             pixels = np.asarray(picture.convert("RGB" if colour else "L"))
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:
         raise DataError(f"{file} is not an image; give a .png (8 bit) or an .npy array") from error
     if pixels.ndim == 2:
         return pixels

@@ -4,29 +4,31 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+import numpy as np
 from torch import Tensor, nn
 
+from ..certification.bounds import confidence_interval
 from ..certification.metrics import average_certified_radius, certified_accuracy, even_subset, radii_to_show
-from ..certification.sweep import certify_to_file, check_request, require_subset
+from ..certification.sweep import Request, certify_to_file, check_radius, decide_to_file, require_subset
 from ..certification.votes import evaluating
 from ..data.dataset import Dataset, read_npz
 from ..data.registry import load_dataset
 from ..errors import LedgerError, RunError
-from ..models.registry import build_model
+from ..methods import Method
+from ..models.registry import MODELS, build_model
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, state
 from ..progress import Progress, silent
 from ..rng import key_from_seed, secret_key
-from ..store.durable import read_json, sha256_hex, write_atomically, write_json
+from ..store.durable import canonical_json, read_json, sha256_hex, write_atomically, write_json
 from ..store.records import CertificateRow
 from ..store.runs import RunDirectory
-from ..training.loop import Run, fit, is_finished
-from ..training.state import load_tensors, load_weights
+from ..training.loop import Run, choose_device, fit, is_finished
+from ..training.state import load_weights, read_model
 from . import presets
 from .config import Config, differences, override, parse, read_toml
 
@@ -73,13 +75,14 @@ def train(config: Config, out: Path, progress: Progress = silent, data_progress:
     method, directory = config.build_method(), RunDirectory(out)
     _refuse_other_request(directory, config)
     data = load_data(config, data_progress)
+    require_subset(len(data.x_test), request_of(config).count(len(data.x_test)))  # not after hours of training
     seed = config.train.seed if config.train.seed is not None else secrets.randbits(62)
     model = build_model(config.model.name, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
     return train_in(directory, config, model, data, method, progress)
 
 
 def train_in(
-    directory: RunDirectory, config: Config, model: nn.Module, data: Dataset, method: Any, progress: Progress = silent
+    directory: RunDirectory, config: Config, model: nn.Module, data: Dataset, method: Method, progress: Progress = silent
 ) -> Run:
     """`train` for a model, data and method that exist already."""
     _refuse_other_request(directory, config)
@@ -101,7 +104,7 @@ def train_in(
         progress=progress,
     )
     if not (finished_before and directory.metrics.exists()):
-        _write_training_metrics(directory, config, run, data, time.perf_counter() - began)
+        _write_training_metrics(directory, method, run, data, time.perf_counter() - began)
     return run
 
 
@@ -135,12 +138,11 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
     return right / len(x)
 
 
-def _write_training_metrics(directory: RunDirectory, config: Config, run: Run, data: Dataset, seconds: float) -> None:
-    views = config.build_method().views if config.method.name != "custom" or config.method.views else None
+def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, data: Dataset, seconds: float) -> None:
     metrics: dict[str, Any] = {
         "dataset": data.name,
-        "method": config.method.name,
-        "sigma_train": views.sigma if views is not None else None,
+        "method": method.name,
+        "sigma_train": method.views.sigma,
         "clean_accuracy": None,
         "privacy": run.statement.as_metrics(),
         "certification": [],
@@ -172,29 +174,29 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     ledger = Ledger.load(directory.ledger)
     if not ledger.is_closed:
         raise LedgerError(f"{path} is not finished; go on with: dpcert train --out {path}")
+    weights, facts = read_model(directory.model)
+    if facts.get("config_sha256") != sha256_hex(directory.config.read_bytes()):
+        raise RunError(f"{directory.config} is not the config {directory.model.name} was made with; restore it from a copy")
+    if config.model.name not in MODELS:
+        raise RunError(f"{path} holds a model of your own ({config.model.name}); certify it in Python with dpcert.certify")
     model = build_model(config.model.name, input_shape=input_shape, classes=classes)
-    load_weights(model, load_tensors(directory.model), directory.model)
-    if _metadata(directory.model).get("ledger_head") != ledger.head:
+    load_weights(model, weights, directory.model)
+    if facts.get("ledger_head") != ledger.head:
         raise LedgerError(f"{directory.ledger} is not the ledger {directory.model.name} was made with; restore both")
-    model.to(device)
+    model.to(choose_device(device))
     return Finished(directory, config, model, state(ledger), sha256_hex(directory.model.read_bytes()))
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata() or {})
+DEFAULT_EXAMPLES = 500
 
 
 @dataclass(frozen=True)
 class CertifyRequest:
-    """What to certify; `examples` None means 500, or all where there are fewer."""
+    """What to certify and how; `examples` None means 500, or all where there are fewer."""
 
-    sigma: float
-    n0: int
-    n: int
-    alpha: float
-    examples: int | str | None
-    seed: int | None
+    how: Request
+    examples: int | str | None = None
+    seed: int | None = None
     split: str = "test"
 
     def count(self, size: int) -> int:
@@ -204,68 +206,92 @@ class CertifyRequest:
         return size if isinstance(self.examples, str) else self.examples
 
 
-DEFAULT_EXAMPLES = 500
-
-
 def request_of(config: Config) -> CertifyRequest:
     """What a config wants certified."""
     wanted = config.certify
-    return CertifyRequest(config.certification_sigma, wanted.n0, wanted.n, wanted.alpha, wanted.examples, wanted.seed)
+    how = Request(config.certification_sigma, wanted.n0, wanted.n, wanted.alpha, wanted.fresh_noise, wanted.skip_misclassified)
+    return CertifyRequest(how, wanted.examples, wanted.seed)
 
 
-def certify(
-    path: Path, request: CertifyRequest, device: str = "cpu", progress: Progress = silent, data_progress: Progress = silent
-) -> dict[str, Any]:
-    """Certificates for a run's test set (or validation split), and their figures in metrics.json."""
-    check_request(sigma=request.sigma, n0=request.n0, n=request.n, alpha=request.alpha)
+@dataclass(frozen=True)
+class _Task:
+    """A finished run with the images a request is about."""
+
+    run: Finished
+    x: Tensor
+    y: Tensor
+    indices: list[int]
+    data: Dataset
+
+
+def _task(path: Path, request: CertifyRequest, device: str, data_progress: Progress) -> _Task:
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
     data = load_data(read_config(path), data_progress)
     if request.split == "validation" and not data.held_out:
         raise RunError(f"{path} has no validation split; train with --set data.validation=10000")
     x, y = (data.x_validation, data.y_validation) if request.split == "validation" else (data.x_test, data.y_test)
-    run = load_run(path, data.input_shape, data.classes or 0, device)
     examples = request.count(len(x))
     require_subset(len(x), examples)
-    with directory.locked():
-        file, key = _certificate_file(run, request)
+    run = load_run(path, data.input_shape, data.classes or 0, device)
+    return _Task(run, x, y, even_subset(len(x), examples), data)
+
+
+def certify(
+    path: Path, request: CertifyRequest, device: str = "cpu", progress: Progress = silent, data_progress: Progress = silent
+) -> dict[str, Any]:
+    """Certificates for a run's test set (or validation split), and their figures in metrics.json."""
+    task = _task(path, request, device, data_progress)
+    with task.run.directory.locked():
+        file, key = _rows_file(task, request, "certificates")
         began = time.perf_counter()
-        indices = even_subset(len(x), examples)
-        rows = certify_to_file(
-            run.model,
-            x,
-            y,
-            indices,
-            file,
-            sigma=request.sigma,
-            n0=request.n0,
-            n=request.n,
-            alpha=request.alpha,
-            key=key,
-            progress=progress,
-        )
-        seconds = time.perf_counter() - began
-        entry = _figures(rows, request, file, len(x))
-        _add_to_metrics(run, entry, seconds, data if request.split == "test" else None)
+        rows = certify_to_file(task.run.model, task.x, task.y, task.indices, file, request.how, key=key, progress=progress)
+        entry = _figures(rows, request, file, len(task.x))
+        _add_to_metrics(task, entry, time.perf_counter() - began)
     return entry
 
 
-def _certificate_file(run: Finished, request: CertifyRequest) -> tuple[Path, bytes]:
-    """The file for this request and the key of its noise; another (n0, n, alpha) at the same sigma has its own file."""
-    sigma = f"{request.sigma:.2f}" if math.isclose(round(request.sigma, 2), request.sigma) else f"{request.sigma:g}"
-    stem = "certificates" + ("-validation" if request.split == "validation" else "") + f"-sigma{sigma}"
-    facts: dict[str, Any] = {
-        "sigma": request.sigma,
-        "n0": request.n0,
-        "n": request.n,
-        "alpha": request.alpha,
-        "alpha_is": "per input",
-        "split": request.split,
-        "dtype": "float32",
-        "model_sha256": run.model_sha256,
+def decide(
+    path: Path,
+    request: CertifyRequest,
+    radius: float,
+    device: str = "cpu",
+    progress: Progress = silent,
+    data_progress: Progress = silent,
+) -> dict[str, Any]:
+    """Answer "is it robust at `radius`?" for a run's test set; rows in robust-*.tsv."""
+    check_radius(radius, request.how.sigma)
+    task = _task(path, request, device, data_progress)
+    with task.run.directory.locked():
+        file, key = _rows_file(task, request, "robust", radius)
+        rows = decide_to_file(
+            task.run.model, task.x, task.y, task.indices, file, request.how, radius, key=key, progress=progress
+        )
+    low, high = confidence_interval(sum(row.robust == 1 and row.correct == 1 for row in rows), len(rows))
+    return {
+        "radius": radius,
+        "certified_accuracy": sum(row.robust == 1 and row.correct == 1 for row in rows) / len(rows),
+        "certified_accuracy_interval": [low, high],
+        "undecided": sum(row.robust == -1 for row in rows),
+        "votes": sum(row.votes for row in rows),
+        "votes_of_certify": len(rows) * (request.how.n0 + request.how.n),
+        "examples": len(rows),
+        "file": file.name,
     }
+
+
+def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:
+    """The file for this request and the key of its noise; another (n0, n, alpha) at the same sigma has its own file."""
+    how, run = request.how, task.run
+    sigma = f"{how.sigma:.2f}" if math.isclose(round(how.sigma, 2), how.sigma) else f"{how.sigma:g}"
+    stem = word + ("-validation" if request.split == "validation" else "") + f"-sigma{sigma}"
+    stem += "" if radius is None else f"-r{radius:g}"
+    stem += ("-fresh" if how.fresh_noise else "") + ("-skipped" if how.skip_misclassified else "")
+    facts: dict[str, Any] = {**asdict(how), "alpha_is": "per input", "split": request.split, "dtype": "float32"}
+    facts |= {"model_sha256": run.model_sha256, "images_sha256": _images_sha256(task)}
+    facts |= {} if radius is None else {"radius": radius}
     plain = run.directory.path / f"{stem}.json"
-    other = f"{stem}{'' if request.n0 == 100 else f'-n0{request.n0}'}-n{request.n}-alpha{request.alpha:g}"
+    other = f"{stem}{'' if how.n0 == 100 else f'-n0{how.n0}'}-n{how.n}-alpha{how.alpha:g}"
     votes = ("n0", "n", "alpha")
     taken = plain.exists() and any(read_json(plain, what="certificate facts").get(k) != facts[k] for k in votes)
     sidecar = run.directory.path / f"{other}.json" if taken else plain
@@ -274,12 +300,21 @@ def _certificate_file(run: Finished, request: CertifyRequest) -> tuple[Path, byt
     if sidecar.with_suffix(".tsv").exists():
         raise RunError(f"{sidecar.with_suffix('.tsv')} has no {sidecar.name} beside it, which holds its noise key; delete it")
     key = secret_key() if request.seed is None else key_from_seed(request.seed, "certify")
-    write_json(sidecar, {**facts, "seed": request.seed, "noise_key": key.hex()})
+    facts |= {"seed": request.seed, "noise_key": key.hex()}
+    write_json(sidecar, {**facts, "check": sha256_hex(canonical_json(facts).encode())})
     return sidecar.with_suffix(".tsv"), key
+
+
+def _images_sha256(task: _Task) -> str:
+    """Which images the rows are about."""
+    return sha256_hex(task.x.numpy().tobytes() + task.y.numpy().tobytes())
 
 
 def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> bytes:
     recorded = read_json(sidecar, what="certificate facts")
+    check = recorded.pop("check", None) if isinstance(recorded, dict) else None
+    if check != sha256_hex(canonical_json(recorded).encode()):
+        raise RunError(f"{sidecar} is damaged (its checksum is wrong); delete it and its .tsv to certify again")
     for name, value in facts.items():
         if recorded.get(name) != value:
             raise RunError(
@@ -299,23 +334,19 @@ def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> byt
 
 
 def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, size: int) -> dict[str, Any]:
-    import numpy as np
-
     radius = np.array([row.radius for row in rows])
     correct = np.array([bool(row.correct) for row in rows])
     acr = average_certified_radius(radius, correct)
-    at = {r: certified_accuracy(radius, correct, r) for r in radii_to_show(request.sigma)}
+    at = {r: certified_accuracy(radius, correct, r) for r in radii_to_show(request.how.sigma)}
+    stride = size // len(rows)
     return {
-        "sigma": request.sigma,
-        "n0": request.n0,
-        "n": request.n,
-        "alpha": request.alpha,
+        **asdict(request.how),
         "examples": len(rows),
-        "subset": f"indices 0, {size // len(rows)}, {2 * (size // len(rows))}, ... of the {size} {request.split} images",
+        "subset": f"indices 0, {stride}, {2 * stride}, ... of the {size} {request.split} images",
         "split": request.split,
-        "stride": size // len(rows),
+        "stride": stride,
         "acr": acr.value,
-        "acr_interval": [acr.low, acr.high],
+        "acr_interval": [acr.low, acr.high if math.isfinite(acr.high) else None],
         "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
         "certified_accuracy_interval": {f"{r:.2f}": [e.low, e.high] for r, e in at.items()},
         "abstained": sum(row.predict == -1 for row in rows),
@@ -323,17 +354,18 @@ def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, si
     }
 
 
-def _add_to_metrics(run: Finished, entry: dict[str, Any], seconds: float, test: Dataset | None) -> None:
-    metrics = read_json(run.directory.metrics, what="metrics")
-    if test is not None and metrics.get("clean_accuracy") is None:
-        metrics["clean_accuracy"] = accuracy(run.model, test.x_test, test.y_test)
-    metrics["privacy"] = run.statement.as_metrics()
-    kept = [other for other in metrics["certification"] if other.get("file") != entry["file"]]
-    before = next((other for other in metrics["certification"] if other.get("file") == entry["file"]), None)
-    metrics["certification"] = sorted([*kept, entry], key=lambda e: (e["sigma"], e["n"], e["alpha"], e["file"]))
-    if before != entry:
+def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float) -> None:
+    path = task.run.directory.metrics
+    metrics = read_json(path, what="metrics")
+    if entry["split"] == "test" and metrics.get("clean_accuracy") is None:
+        metrics["clean_accuracy"] = accuracy(task.run.model, task.data.x_test, task.data.y_test)
+    metrics["privacy"] = task.run.statement.as_metrics()
+    others = [other for other in metrics["certification"] if other.get("file") != entry["file"]]
+    unchanged = entry in metrics["certification"]
+    metrics["certification"] = sorted([*others, entry], key=lambda e: (e["sigma"], e["n"], e["alpha"], e["file"]))
+    if not unchanged:
         metrics["timing"]["certify_seconds"] = round(seconds, 1)
-    write_json(run.directory.metrics, metrics)
+    write_json(path, metrics)
 
 
 def seed_everything_visible(seed: int | None) -> dict[str, Any]:

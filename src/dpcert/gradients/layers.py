@@ -77,30 +77,37 @@ def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:
 def _shifted_images(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> tuple[Tensor, Tensor]:
     """Patches of a one-channel image, as ``[b, summed, kernel]``, and the matching ``[b, summed, out]``.
 
-    One channel makes the runs of `_patches` short. Instead the image is cut into its stride x stride phases; what the kernel's
-    tap (i, j) sees is then one phase shifted by a constant, a single long run. A run covers whole rows of the phase: its last
-    columns lie beyond the output, and the gradients there are 0.
+    One channel makes the runs of `_patches` short. Instead the image is cut into its stride x stride phases; what the
+    kernel's tap (i, j) sees is then one phase shifted by a constant, a single long run. A run covers whole rows of the
+    phase: its last columns lie beyond the output, and the gradients there are 0.
     """
     (kernel_h, kernel_w), (stride_h, stride_w), (dilation_h, dilation_w) = layer.kernel_size, layer.stride, layer.dilation
     rows, out_channels, height, width = delta.shape
-    spare = dilation_w * (kernel_w - 1) // stride_w + 1
-    phase_h = max(-(-x.shape[2] // stride_h), height + dilation_h * (kernel_h - 1) // stride_h + 1)
-    phase_w = max(-(-x.shape[3] // stride_w), width + spare)
-    padded = _buffer(buffers, (id(layer), "padded"), (rows, phase_h, stride_h, phase_w, stride_w), x)
-    image = padded.view(rows, phase_h * stride_h, phase_w * stride_w)
-    seen_h, seen_w = min(x.shape[2], image.shape[1]), min(x.shape[3], image.shape[2])
-    image[:, :seen_h, :seen_w].copy_(x[:, 0, :seen_h, :seen_w])
-    phases = padded.permute(2, 4, 0, 1, 3).reshape(stride_h, stride_w, examples, rows // examples, phase_h * phase_w)
+    views = rows // examples
+    phase_w = max(-(-x.shape[3] // stride_w), width)
+    phase_h = max(-(-x.shape[2] // stride_h), height + dilation_h * (kernel_h - 1) // stride_h) + 1  # a row for the last run
+    phases = _buffer(buffers, (id(layer), "phases"), (examples, stride_h, stride_w, views, phase_h, phase_w), x)
+    for phase_i in range(stride_h):
+        for phase_j in range(stride_w):
+            seen = x[:, 0, phase_i::stride_h, phase_j::stride_w].unflatten(0, (examples, views))  # type: ignore[no-untyped-call]
+            phases[:, phase_i, phase_j, :, : seen.shape[2], : seen.shape[3]].copy_(seen)
     run = height * phase_w
-    taps = _buffer(buffers, (id(layer), "taps"), (examples, kernel_h * kernel_w, rows // examples, run), x)
+    taps = _buffer(buffers, (id(layer), "taps"), (examples, kernel_h, kernel_w, views, run), x)
     for i in range(kernel_h):
-        for j in range(kernel_w):
-            (down, phase_i), (right, phase_j) = divmod(i * dilation_h, stride_h), divmod(j * dilation_w, stride_w)
-            start = down * phase_w + right
-            taps[:, i * kernel_w + j].copy_(phases[phase_i, phase_j, :, :, start : start + run])
+        down, phase_i = divmod(i * dilation_h, stride_h)
+        for j in range(min(stride_w, kernel_w)):  # taps j, j + stride, ... see the same phase, one step further each
+            right, phase_j = divmod(j * dilation_w, stride_w)
+            source = phases[:, phase_i, phase_j].flatten(2)
+            shifted = torch.as_strided(
+                source,
+                (examples, -(-(kernel_w - j) // stride_w), views, run),
+                (source.stride(0), dilation_w, source.stride(1), 1),
+                source.storage_offset() + down * phase_w + right,
+            )
+            taps[:, i, j::stride_w].copy_(shifted)
     wide = _buffer(buffers, (id(layer), "wide"), (rows, height, phase_w, out_channels), delta)
     wide[:, :, :width].copy_(delta.movedim(1, -1))
-    return taps.flatten(2).mT, wide.view(examples, -1, out_channels)
+    return taps.view(examples, kernel_h * kernel_w, views * run).mT, wide.view(examples, -1, out_channels)
 
 
 def _buffer(buffers: Buffers, name: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ def build_model(
 ) -> nn.Module:
     """A freshly initialised model by name; `seed` fixes the initialisation without touching the global generator."""
     one_of("model.name", name, MODELS, error=ModelError)
-    if seed is None:
-        return MODELS[name](input_shape, classes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return MODELS[name](input_shape, classes)
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = MODELS[name](input_shape, classes)
+    model.dpcert_name = name  # type: ignore[assignment]  # so that a run directory can name it
+    return model

@@ -51,8 +51,11 @@ def epsilon(*, noise_multiplier: float, sampling_probability: float, steps: int,
     return compose([GaussianSteps(noise_multiplier, sampling_probability, steps)], delta)
 
 
-def compose(events: Iterable[GaussianSteps], delta: float) -> float:
-    """Epsilon at `delta` of all the events together; equal events are merged first."""
+def compose(events: Iterable[GaussianSteps], delta: float, coarser: float = 1.0) -> float:
+    """Epsilon at `delta` of all the events together; equal events are merged first.
+
+    `coarser` widens the buckets of the discretisation: faster, still an upper bound, not as tight.
+    """
     finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError)
     merged: dict[tuple[float, float], int] = {}
     for event in events:
@@ -63,7 +66,7 @@ def compose(events: Iterable[GaussianSteps], delta: float) -> float:
         return 0.0
     if any(rho < SMALLEST_NOISE_MULTIPLIER for rho, _, _ in charged):
         return math.inf  # below this the bound is in the hundreds and the distribution no longer fits in memory
-    interval = max(_interval(rho) for rho, _, _ in charged)
+    interval = coarser * max(_interval(rho) for rho, _, _ in charged)
     total: Any = None
     for rho, q, steps in charged:
         part = _one_step(rho, q, interval).self_compose(steps)
@@ -89,6 +92,8 @@ def rdp_epsilon(*, noise_multiplier: float, sampling_probability: float, steps: 
     """Epsilon by Renyi accounting (Mironov et al. 2019): looser, shown beside the PLD because papers quote it."""
     import dp_accounting
 
+    if steps == 0 or noise_multiplier == 0:
+        return 0.0 if steps == 0 else math.inf
     accountant = dp_accounting.rdp.RdpAccountant()
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(sampling_probability, gaussian), steps)
@@ -106,14 +111,19 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
     GaussianSteps(1.0, sampling_probability, steps)
     integer_in("steps", steps, 1, error=BudgetError)
 
-    def spent(rho: float) -> float:
-        return compose([GaussianSteps(rho, sampling_probability, steps)], delta)
+    def spent(rho: float, coarser: float = 1.0) -> float:
+        return compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
 
-    aim = epsilon * (1.0 - CALIBRATION_TOLERANCE)
-    rho = _six_digits_up(_solve_decreasing(spent, aim, _first_guess(aim, delta, sampling_probability, steps)))
-    if spent(rho) > epsilon:  # cannot happen while spent() decreases; never hand out more than was asked for
-        raise BudgetError(f"no noise multiplier found for epsilon {epsilon:g} at delta {delta:g} and {steps} steps")
-    return rho
+    # Search with buckets ten times as wide (eight times as fast), aiming at what they say where the fine ones say `aim`.
+    aim = wide_aim = epsilon * (1.0 - CALIBRATION_TOLERANCE)
+    rho = _first_guess(aim, delta, sampling_probability, steps)
+    for _ in range(3 if epsilon >= 0.1 else 0):
+        rho = _six_digits_up(_solve_decreasing(lambda r: spent(r, 10.0), wide_aim, rho))
+        found = spent(rho)
+        if aim * (1.0 - CALIBRATION_TOLERANCE) <= found <= epsilon or (rho <= SMALLEST_NOISE_MULTIPLIER and found <= epsilon):
+            return rho
+        wide_aim *= aim / found
+    return _six_digits_up(_solve_decreasing(spent, aim, rho))  # a budget so small that wide buckets tell nothing
 
 
 def steps_within(*, epsilon: float, delta: float, noise_multiplier: float, sampling_probability: float) -> int:

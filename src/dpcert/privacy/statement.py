@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..rounding import ceil_text
 from . import accounting
 from .ledger import Ledger
 
@@ -27,7 +28,7 @@ class Statement:
         """One line: never a finite number without its delta, never a number for a run that is not private."""
         if not self.private:
             return f"epsilon = inf (not private: {self.reason})"
-        return f"epsilon = {_round_up(self.epsilon)} at delta = {self.delta:g}"
+        return f"epsilon = {ceil_text(self.epsilon, 4)} at delta = {self.delta:g}"
 
     def __str__(self) -> str:
         lines = [self.short]
@@ -54,10 +55,6 @@ class Statement:
             "clip_norm": self.clip_norm,
             "conditions": list(self.conditions),
         }
-
-
-def _round_up(value: float, digits: int = 4) -> str:
-    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
 
 
 def state(ledger: Ledger) -> Statement:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
+from ..rounding import ceil_text
 from ..store.durable import read_json
-from ..store.records import CertificateRow, read_certificates
+from ..store.records import CertificateRow, read_rows
 from ..store.runs import RunDirectory
 from .paper import TABLE_1
 
@@ -39,7 +40,7 @@ class RunFacts:
         privacy = self.metrics["privacy"]
         if not privacy["private"]:
             return f"epsilon = inf (not private: {privacy['reason']})"
-        return f"epsilon = {privacy['epsilon']:.4f} at delta = {privacy['delta']:g}"
+        return f"epsilon = {ceil_text(privacy['epsilon'], 4)} at delta = {privacy['delta']:g}"
 
     def paper(self, sigma: float) -> tuple[float, float, float] | None:
         """The paper's (clean accuracy, ACR, certified accuracy at 0.25) for the same setting, where it prints one."""
@@ -64,7 +65,7 @@ def read_run(path: Path) -> RunFacts:
 def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:
     stride, examples = entry["stride"], entry["examples"]
     wanted = {stride * number for number in range(examples)}
-    rows = [row for row in read_certificates(path / str(entry.get("file"))) if row.idx in wanted]
+    rows = [row for row in read_rows(CertificateRow, path / str(entry.get("file"))) if row.idx in wanted]
     if len(rows) < examples:
         raise RunError(
             f"{path / entry['file']} holds {len(rows)} rows, metrics.json speaks of {examples}; run dpcert certify again"
@@ -85,6 +86,7 @@ def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
         for certified in run.certified:
             f, paper = certified.figures, run.paper(certified.figures["sigma"])
             low, high = f["acr_interval"]
+            interval = "" if high is None else f" ({low:.3f} to {high:.3f})"
             at = f["certified_accuracy"].get("0.25")
             split = "" if f.get("split", "test") == "test" else f" ({f['split']})"
             table.append(
@@ -93,7 +95,7 @@ def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
                     f"{f['sigma']:g}",
                     run.privacy,
                     _percent(clean) + (f" [paper {paper[0]:.2f} %]" if paper else ""),
-                    f"{f['acr']:.3f} ({low:.3f} to {high:.3f})" + (f" [paper {paper[1]:.3f}]" if paper else ""),
+                    f"{f['acr']:.3f}{interval}" + (f" [paper {paper[1]:.3f}]" if paper else ""),
                     _percent(at) + (f" [paper {paper[2]:.1f} %]" if paper else ""),
                     str(f["examples"]),
                     str(f["abstained"]),

@@ -2,17 +2,33 @@
 
 import hashlib
 from dataclasses import dataclass
-from decimal import ROUND_DOWN, Decimal
 from pathlib import Path
+from typing import ClassVar, Protocol, Self, TypeVar
 
 from ..errors import RunError
+from ..rounding import floor_text
 
-CERTIFICATE_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", "count", "n", "p_lower", "check")
+
+class Row(Protocol):
+    """One line of a file of rows: fields, then a checksum."""
+
+    columns: ClassVar[tuple[str, ...]]
+
+    @property
+    def idx(self) -> int:
+        """The example's index in its split."""
+
+    def fields(self) -> tuple[str, ...]:
+        """The line without its checksum."""
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        """The row of a line."""
 
 
 @dataclass(frozen=True)
 class CertificateRow:
-    """One line of certificates-*.tsv, in the columns of the field's own scripts, then ours."""
+    """A row of certificates-*.tsv, in the columns of the field's own scripts, then ours. `count` is None if none was cast."""
 
     idx: int
     label: int
@@ -20,54 +36,78 @@ class CertificateRow:
     radius: float
     correct: int
     time: float
-    count: int
+    count: int | None
     n: int
     p_lower: float
+    columns: ClassVar[tuple[str, ...]] = ("idx", "label", "predict", "radius", "correct", "time", "count", "n", "p_lower")
 
-    def text(self) -> str:
-        """The line, with a checksum at its end. Radius and p_lower are rounded down: printing must not promise more."""
-        fields = (
-            str(self.idx),
-            str(self.label),
-            str(self.predict),
-            _floor(self.radius, 6),
-            str(self.correct),
-            f"{self.time:.3f}",
-            str(self.count),
-            str(self.n),
-            _floor(self.p_lower, 9),
-        )
-        body = "\t".join(fields)
-        return f"{body}\t{_check(body)}"
+    def fields(self) -> tuple[str, ...]:
+        """Radius and p_lower are rounded down: printing must not promise more than was proved."""
+        count = "" if self.count is None else str(self.count)
+        first = (str(self.idx), str(self.label), str(self.predict), floor_text(self.radius, 6), str(self.correct))
+        return (*first, f"{self.time:.3f}", count, str(self.n), floor_text(self.p_lower, 9))
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        """The row of a line."""
+        idx, label, predict, radius, correct, time, count, n, p_lower = fields
+        votes = int(count) if count else None
+        return cls(int(idx), int(label), int(predict), float(radius), int(correct), float(time), votes, int(n), float(p_lower))
 
 
-def _floor(value: float, digits: int) -> str:
-    """Rounded down in decimal, so that a row read and written again keeps its bytes."""
-    return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_DOWN))
+@dataclass(frozen=True)
+class RobustRow:
+    """A row of robust-*.tsv: is the example robust at the radius asked for? `robust` is 1, 0, or -1 (not decided)."""
+
+    idx: int
+    label: int
+    predict: int
+    robust: int
+    correct: int
+    time: float
+    votes: int
+    columns: ClassVar[tuple[str, ...]] = ("idx", "label", "predict", "robust", "correct", "time", "votes")
+
+    def fields(self) -> tuple[str, ...]:
+        """The line without its checksum."""
+        first = (str(value) for value in (self.idx, self.label, self.predict, self.robust, self.correct))
+        return (*first, f"{self.time:.3f}", str(self.votes))
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        """The row of a line."""
+        idx, label, predict, robust, correct, time, votes = fields
+        return cls(int(idx), int(label), int(predict), int(robust), int(correct), float(time), int(votes))
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def header(kind: type[Row]) -> str:
+    """The first line of a file of rows."""
+    return "\t".join((*kind.columns, "check"))
+
+
+def text_of(row: Row) -> str:
+    """A row as a line, with a checksum at its end."""
+    body = "\t".join(row.fields())
+    return f"{body}\t{_check(body)}"
+
+
+def row_of(kind: type[AnyRow], line: str) -> AnyRow:
+    """A line as a row; a wrong checksum is an error."""
+    body, _, check = line.rpartition("\t")
+    fields = body.split("\t")
+    if check != _check(body) or len(fields) != len(kind.columns):
+        raise ValueError("its checksum is wrong")
+    return kind.from_fields(fields)
 
 
 def _check(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:12]
 
 
-def parse_certificate(line: str) -> CertificateRow:
-    """One row; a wrong checksum is an error."""
-    body, _, check = line.rpartition("\t")
-    fields = body.split("\t")
-    if check != _check(body) or len(fields) != len(CERTIFICATE_COLUMNS) - 1:
-        raise ValueError("its checksum is wrong")
-    idx, label, predict, radius, correct, time, count, n, p_lower = fields
-    return CertificateRow(
-        int(idx), int(label), int(predict), float(radius), int(correct), float(time), int(count), int(n), float(p_lower)
-    )
-
-
-def header() -> str:
-    """The first line of a certificate file."""
-    return "\t".join(CERTIFICATE_COLUMNS)
-
-
-def read_certificates(path: Path, *, allow_torn_end: bool = False) -> list[CertificateRow]:
+def read_rows(kind: type[AnyRow], path: Path, *, allow_torn_end: bool = False) -> list[AnyRow]:
     """All rows, in the order of the file. A half-written last line is an interruption: dropped where that is allowed."""
     try:
         text = path.read_bytes().decode("ascii")
@@ -79,12 +119,12 @@ def read_certificates(path: Path, *, allow_torn_end: bool = False) -> list[Certi
         raise RunError(f"{path} ends in the middle of a row; certification was interrupted: run dpcert certify again")
     if not lines and allow_torn_end:
         return []
-    if not lines or lines[0] != header():
+    if not lines or lines[0] != header(kind):
         raise RunError(f"{path} does not start with the columns of a certificate file; delete it and certify again")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            rows.append(parse_certificate(line))
+            rows.append(row_of(kind, line))
         except ValueError as error:
             raise RunError(f"{path} line {number} is damaged ({error}); delete the file and certify again") from error
     if len({row.idx for row in rows}) != len(rows):

@@ -16,7 +16,7 @@ from .._validate import finite_in, integer_in, one_of
 from ..data.dataset import Dataset
 from ..errors import ConfigError, LedgerError, RunError
 from ..gradients.choose import ENGINES, choose
-from ..gradients.engine import Clip, trainable
+from ..gradients.engine import Clip, Engine, trainable
 from ..methods import Method
 from ..models.check import check_model
 from ..privacy.ledger import Ledger
@@ -27,7 +27,7 @@ from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from ..store.durable import write_atomically
 from ..store.runs import RunDirectory
 from .state import data_identity, load_checkpoint, load_tensors, load_weights, model_bytes, save_checkpoint
-from .step import Problem, private_step
+from .step import Problem, check_views, private_step
 
 OPTIMIZERS = ("sgd", "adam")
 _SECONDS_BETWEEN_EPSILONS = 20.0
@@ -46,7 +46,7 @@ class Settings:
     optimizer: str
     clip_norm: float
     noise_seed: int | None = None
-    physical_batch: int = 128
+    physical_batch: int = 384
     engine: str = "auto"
     device: str = "cpu"
     threads: int | None = None
@@ -114,17 +114,19 @@ def fit(
         torch.set_num_threads(settings.threads)
     model.to(device)
     optimizer = _optimizer(model, settings)
+    engine = choose(settings.engine, model, method.loss, data.input_shape)
+    check_views(method.views, model, data.input_shape)
     if directory is None:
         key = _new_key(settings)
         ledger = _open_ledger(None, key, plan, settings)
-        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer), 0, None, "", progress)
+        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engine), 0, None, "", progress)
         return Run(model, ledger, state(ledger), plan)
     directory.create()
     with directory.locked():
         facts = {**(labels or {}), **({"config_sha256": claim()} if claim is not None else {})}
         if is_finished(directory):
             return _reload(directory, model, plan, settings)
-        return _fit_in(directory, model, data, method, settings, plan, optimizer, facts, progress)
+        return _fit_in(directory, model, data, method, settings, plan, optimizer, engine, facts, progress)
 
 
 def is_finished(directory: RunDirectory) -> bool:
@@ -140,6 +142,7 @@ def _fit_in(
     settings: Settings,
     plan: Plan,
     optimizer: torch.optim.Optimizer,
+    engine: Engine,
     labels: dict[str, str],
     progress: Progress,
 ) -> Run:
@@ -162,7 +165,7 @@ def _fit_in(
         first, head = resumed.step, resumed.ledger_head
     ledger = _continue_ledger(directory.ledger, key, plan, settings, head)
     mechanism = Mechanism(plan, key, ledger)
-    problem = _problem(model, data, method, settings, mechanism, optimizer)
+    problem = _problem(model, data, method, settings, mechanism, optimizer, engine)
     _steps(problem, first, directory, identity, progress)
     if not ledger.is_closed:
         ledger.close()
@@ -274,10 +277,15 @@ def _refuse_other_plan(ledger: Ledger, plan: Plan, settings: Settings) -> None:
 
 
 def _problem(
-    model: nn.Module, data: Dataset, method: Method, settings: Settings, mechanism: Mechanism, optimizer: torch.optim.Optimizer
+    model: nn.Module,
+    data: Dataset,
+    method: Method,
+    settings: Settings,
+    mechanism: Mechanism,
+    optimizer: torch.optim.Optimizer,
+    engine: Engine,
 ) -> Problem:
     clip = Clip(method.clip_rule, settings.clip_norm)
-    engine = choose(settings.engine, model, method.loss, data.input_shape)
     return Problem(model, data.x_train, data.y_train, method, clip, engine, mechanism, optimizer, settings.physical_batch)
 
 
@@ -292,8 +300,8 @@ def choose_device(name: str) -> torch.device:
     """A device by name, if this machine has it."""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(0, device=device, dtype=torch.float64)  # norms and sums are float64
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} cannot be used: {reason}; use cpu") from error
     return device

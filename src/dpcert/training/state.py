@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -115,13 +115,33 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
         raise RunError(f"{origin} does not fit the model: {detail}") from error
 
 
+def _content_sha256(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """Digest of everything a model file says: names, shapes and numbers of the weights, and the other facts."""
+    digest = hashlib.sha256(canonical_json(metadata).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights and facts of a model file, which must be what was written."""
+    tensors = load_tensors(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata() or {})
+    stated = metadata.pop("content_sha256", None)
+    if stated != _content_sha256(tensors, metadata):
+        raise RunError(f"{path} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
+    return tensors, metadata
+
+
 def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
     """The final weights as safetensors, with public facts in the header; the same facts give the same bytes.
 
     The library writes its metadata in the order of a hash table, another in each process: the header is put in order here.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    data = save(tensors, metadata=metadata)
+    data = save(tensors, metadata={**metadata, "content_sha256": _content_sha256(tensors, metadata)})
     size = int.from_bytes(data[:8], "little")
     header = canonical_json(json.loads(data[8 : 8 + size])).encode()
     header += b" " * (-len(header) % 8)

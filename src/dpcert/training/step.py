@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..errors import ModelError
 from ..gradients.engine import Clip, ClippedSum, Engine, empty_sum, trainable
-from ..methods import Method
+from ..methods import Method, Views
 from ..privacy.mechanism import Mechanism
-from ..rng import Purpose, normal_at_positions
+from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,26 @@ class Problem:
 def private_step(problem: Problem, step: int) -> None:
     """Sample, make views, take and clip per-example gradients, sum, add noise, divide by B, descend.
 
-    A function of (weights, optimiser state, data, key, step). `physical_batch` changes the memory it takes, not the result
-    (up to the order of float64 additions).
+    A function of (weights, optimiser state, data, key, step). `physical_batch`, the number of rows (examples x views) in
+    memory at once, does not change the result (up to the order of float64 additions).
     """
     batch = torch.from_numpy(problem.mechanism.sample(len(problem.images), step))
-    total = empty_sum(problem.model, problem.clip)
-    for part in _parts(len(batch), problem.physical_batch):
-        total = total + _clipped_sum_of(problem, batch[part], part, step)
-    gradient = problem.mechanism.release(total, step)
+    clipped = _clipped_sum(problem, batch, step, problem.physical_batch)
+    gradient = problem.mechanism.release(clipped, step)
     _descend(problem, gradient)
+
+
+def _clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> ClippedSum:
+    """The clipped sum over the whole batch, `rows` rows at a time; half as many where they do not fit in memory."""
+    total = empty_sum(problem.model, problem.clip)
+    try:
+        for part in _parts(len(batch), rows // problem.method.views.count):
+            total = total + _clipped_sum_of(problem, batch[part], part, step)
+    except RuntimeError as error:
+        if "memory" not in str(error).lower() or rows < 2 * problem.method.views.count:
+            raise
+        return _clipped_sum(problem, batch, step, rows // 2)
+    return total
 
 
 def _clipped_sum_of(problem: Problem, indices: Tensor, part: slice, step: int) -> ClippedSum:
@@ -51,6 +63,23 @@ def _clipped_sum_of(problem: Problem, indices: Tensor, part: slice, step: int) -
     return problem.engine(problem.model, problem.method.loss, views, labels, problem.clip)
 
 
+def check_views(views: Views, model: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Refuse views that mix examples: change one row, and no other row's views may move by a bit."""
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand((3, *input_shape), generator=generator).to(device)
+    noise = torch.randn((3, views.copies, *input_shape), generator=generator).to(device)
+    labels = torch.zeros(3, dtype=torch.long, device=device)
+    other = x.clone()
+    other[0] = 1.0 - other[0]
+    before, after = views(model, x, labels, noise), views(model, other, labels, noise)
+    if before.shape[:2] != (3, views.count) or not torch.equal(before[1:], after[1:]):
+        raise ModelError(
+            f"the views {type(views).__name__} mix examples or give another number of views than they state; "
+            "make the views of a row from that row alone"
+        )
+
+
 def _descend(problem: Problem, gradient: Tensor) -> None:
     parameters = trainable(problem.model).values()
     for parameter, part in zip(parameters, torch.split(gradient, [p.numel() for p in parameters]), strict=True):
@@ -60,5 +89,7 @@ def _descend(problem: Problem, gradient: Tensor) -> None:
 
 
 def _parts(total: int, size: int) -> Iterator[slice]:
+    """Positions 0..total in parts of about `size`, whole blocks of noise where possible: no number is drawn twice."""
+    size = max(1, size - size % POSITIONS_PER_BLOCK if size > POSITIONS_PER_BLOCK else size)
     for start in range(0, total, size):
         yield slice(start, min(start + size, total))

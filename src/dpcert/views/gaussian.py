@@ -29,6 +29,11 @@ class Gaussian:
         if self.copies == 0:
             raise ConfigError("method.copies is 0, Gaussian views need at least one noisy copy; use views none (dpsgd)")
 
+    @property
+    def count(self) -> int:
+        """R, the number of views of an example."""
+        return self.copies + int(self.keep_original)
+
     def __call__(self, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """``x [b, ...]``, standard normal ``noise [b, K, ...]`` -> ``[b, R, ...]``."""
         noisy = torch.add(x.unsqueeze(1), noise, alpha=self.sigma)

@@ -13,6 +13,7 @@ class Original:
     name: ClassVar[str] = "none"
     sigma: ClassVar[None] = None
     copies: ClassVar[int] = 0
+    count: ClassVar[int] = 1
 
     def __call__(self, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """``[b, ...] -> [b, 1, ...]``."""

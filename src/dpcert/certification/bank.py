@@ -1,0 +1,120 @@
+"""A bank of noise shared by all inputs, with the model's first linear layer applied to it once.
+
+A convolution or linear layer is affine: first(x + eta) = first(x) + W eta. If nothing before it is non-linear, the
+products W eta of a bank of noises can be kept, and a vote costs neither the random numbers nor the first layer.
+
+Guarantee: each certificate stays valid on its own, because for one input the noises of the bank are independent N(0,
+sigma^2 I), drawn after model and inputs are fixed, and selection and estimation use disjoint parts. What sharing costs:
+the errors of different inputs are correlated (fresh noise has none of that).
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..rng import Purpose, bulk_normal
+
+LARGEST_BANK_BYTES = 1 << 30
+_BLOCK = 1024
+_AGREEMENT = 2e-5  # of the largest output: rounding is below, rounding to 1/255 above
+PROBED = 16
+
+
+class _ReachedError(Exception):
+    """Carries the output of the first linear layer out of a forward pass that need not go on."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.output = output
+
+
+class SplitModel:
+    """A model cut behind its first linear layer: `features` up to there, `logits` from there."""
+
+    def __init__(self, model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
+        self._model = copy.deepcopy(model)
+        self._layer: Any = self._model.get_submodule(name)
+        self._forward = self._layer.forward
+        self._nothing = torch.zeros((1, *input_shape), device=next(self._model.parameters()).device)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The output of the first linear layer."""
+
+        def stop(*inputs: Tensor) -> Tensor:
+            raise _ReachedError(self._forward(*inputs))
+
+        self._layer.forward = stop
+        try:
+            self._model(x)
+        except _ReachedError as reached:
+            return reached.output
+        raise RuntimeError("the first linear layer was not reached")
+
+    def logits(self, features: Tensor) -> Tensor:
+        """What the rest of the model makes of `features`. The input it is called with is a stand-in that nobody reads."""
+        self._layer.forward = lambda *inputs: features
+        logits: Tensor = self._model(self._nothing.expand(len(features), *self._nothing.shape[1:]))
+        return logits
+
+
+def split(model: nn.Module, x: Tensor, sigma: float) -> SplitModel | None:
+    """Cut `model` behind its first Conv or Linear layer; None where that is not the same model for inputs like `x` at `sigma`.
+
+    Checked on the inputs themselves with noise three times as large: the layer must be affine in the input (a clamp before
+    it is not), and the rest must need nothing but its output (a skip connection from the input does).
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+            made = SplitModel(model, name, tuple(x.shape[1:]))
+            return made if _is_the_same(made, model, x, sigma) else None
+    return None
+
+
+def _is_the_same(made: SplitModel, model: nn.Module, x: Tensor, sigma: float) -> bool:
+    noise = 3.0 * sigma * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
+    try:
+        with torch.inference_mode():
+            at_zero = made.features(torch.zeros_like(x[:1]))
+            affine = made.features(x) + (made.features(noise) - at_zero)
+            direct = made.features(x + noise)
+            logits, expected = made.logits(direct).clone(), model(x + noise)
+    except Exception:  # any model may come here; what cannot be cut is run whole
+        return False
+    return _close(affine, direct) and logits.shape == expected.shape and _close(logits, expected)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= _AGREEMENT * b.abs().max())
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """The same tensor with its channels innermost, where it has four dimensions."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+@dataclass(frozen=True)
+class NoiseBank:
+    """``W eta`` for every noise of the bank, already scaled by sigma; selection and estimation parts are separate tensors."""
+
+    parts: dict[Purpose, Tensor]
+
+
+def draw_bank(
+    made: SplitModel, sigma: float, key: bytes, votes: dict[Purpose, int], input_shape: tuple[int, ...], device: torch.device
+) -> NoiseBank | None:
+    """Draw the noises of each purpose and keep what the first layer makes of them; None where that takes too much memory."""
+    with torch.inference_mode():
+        zero = torch.zeros((1, *input_shape), device=device)
+        offset = made.features(zero)
+        if sum(votes.values()) * offset[0].numel() * 4 > LARGEST_BANK_BYTES:
+            return None
+        parts = {}
+        for purpose, count in votes.items():
+            kept = channels_last(torch.empty((count, *offset.shape[1:]), device=device))
+            for block, start in enumerate(range(0, count, _BLOCK)):
+                noise = bulk_normal(key, purpose, (_BLOCK, *input_shape), device, part=block)[: count - start]
+                kept[start : start + _BLOCK] = (made.features(noise) - offset) * sigma
+            parts[purpose] = kept
+    return NoiseBank(parts)
