@@ -32,7 +32,7 @@ def wide(width: int) -> nn.Module:
 
 def by_parameters(width: int):
     model, x, y = wide(width), torch.rand(128, 3, 1, 28, 28), torch.randint(0, 10, (128,))
-    engine, clip = choose("layerwise", model, cross_entropy, (1, 28, 28)), Clip(Flat(), 0.1)
+    (engine,), clip = choose("layerwise", model, cross_entropy, (1, 28, 28)), Clip(Flat(), 0.1)
     return lambda: engine(model, cross_entropy, x, y, clip)
 
 

@@ -24,6 +24,7 @@ from dpcert.privacy.mechanism import Mechanism, opening_facts
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions
 from dpcert.training.loop import Settings, plan_for
 from dpcert.training.step import Problem, private_step
+from dpcert.workers import worker_count
 
 BATCH, SIGMA, KEY = 512, 0.5, key_from_seed(0, "bench")
 BEST, STOCK, OPACUS = "best non-private", "stock SGD", "Opacus 1.6"
@@ -74,7 +75,7 @@ def private(data: Dataset, copies: int, engine: str):
         small.y_train,
         m,
         Clip(Flat(), 0.1),
-        choose(engine, model, m.loss, small.input_shape),
+        choose(engine, model, m.loss, small.input_shape, worker_count(torch.device("cpu"))),
         Mechanism(plan, KEY, ledger),
         torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
         settings.physical_batch,

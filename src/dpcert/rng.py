@@ -14,9 +14,7 @@ Why not ``torch.Generator().manual_seed`` for the bulk noise on a CPU: it keeps 
 
 import hashlib
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
-from functools import cache
 
 import numpy as np
 import torch
@@ -98,16 +96,8 @@ def normal_at_positions(
         drawn = torch.empty((len(blocks), POSITIONS_PER_BLOCK, *shape))
         rows = drawn.numpy()
 
-        def fill(block: int) -> None:
-            _generator(key, purpose, step, block).standard_normal(out=rows[block - blocks.start], dtype=np.float32)
-
-        list(_pool().map(fill, blocks) if torch.get_num_threads() > 1 else map(fill, blocks))
+        for row, block in enumerate(blocks):
+            _generator(key, purpose, step, block).standard_normal(out=rows[row], dtype=np.float32)
     else:
         drawn = torch.stack([bulk_normal(key, purpose, (POSITIONS_PER_BLOCK, *shape), device, step, b) for b in blocks])
     return drawn.flatten(0, 1)[start - first : stop - first]
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Threads that draw: NumPy lets go of the interpreter while it fills an array."""
-    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="dpcert-noise")

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 import dpcert
-from dpcert.certification.bank import SplitModel, draw_bank, split
+from dpcert.certification.bank import SplitModel, channels_last, draw_bank, split
+from dpcert.certification.compiled import compile_rest
 from dpcert.certification.votes import BankVotes, FreshVotes, evaluating, voting, winners
 from dpcert.rng import Purpose, bulk_normal, key_from_seed
 
@@ -61,14 +62,17 @@ WHOLE = {"clamped": Clamped, "skips": Skips, "no layer": NoLayer}
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_votes_equal_those_of_the_plain_path(name):
+@pytest.mark.parametrize("compiled", [False, True], ids=["PyTorch", "ONNX Runtime"])
+def test_votes_equal_those_of_the_plain_path(name, compiled):
     """C6: on the same noise, vote by vote; only votes too close to call may differ, and they count for nobody."""
     torch.manual_seed(0)
     x = torch.rand(3, 1, 28, 28)
     with evaluating(CUT[name]()) as model:
         cut = split(model, X, 0.5)
         assert isinstance(cut, SplitModel)
-        counter = BankVotes(cut, draw_bank(cut, 0.5, KEY, VOTES, (1, 28, 28), CPU), 0.5, batch=64)
+        rest = compile_rest(cut, cut.features(X[:1])) if compiled else None
+        bank = draw_bank(cut, 0.5, KEY, VOTES, (1, 28, 28), CPU, torch.Tensor.contiguous if compiled else channels_last)
+        counter = BankVotes(cut, bank, 0.5, batch=64, rest=rest)
         for purpose, count in VOTES.items():
             noise = torch.cat([bulk_normal(KEY, purpose, (1024, 1, 28, 28), CPU, part=b) for b in range(-(-count // 1024))])[
                 :count
@@ -84,19 +88,19 @@ def test_votes_equal_those_of_the_plain_path(name):
 def test_what_cannot_be_cut_falls_back(name):
     with evaluating(WHOLE[name]()) as model:
         assert split(model, X, 0.5) is None
-    with voting(WHOLE[name](), X, sigma=0.5, key=KEY, votes=VOTES) as voters:
-        assert all(isinstance(counter, FreshVotes) for counter in voters._counters)
+    with voting(WHOLE[name](), X, sigma=0.5, key=KEY, votes=VOTES) as counters:
+        assert all(isinstance(counter, FreshVotes) for counter in counters)
 
 
 def test_fresh_noise_on_request_and_where_memory_ends(monkeypatch):
     model = CUT["cnn"]()
-    with voting(model, X, sigma=0.5, key=KEY, votes=VOTES) as voters:
-        assert all(isinstance(counter, BankVotes) for counter in voters._counters)
-    with voting(model, X, sigma=0.5, key=KEY, votes=VOTES, fresh_noise=True) as voters:
-        assert all(isinstance(counter, FreshVotes) for counter in voters._counters)
+    with voting(model, X, sigma=0.5, key=KEY, votes=VOTES) as counters:
+        assert all(isinstance(counter, BankVotes) for counter in counters)
+    with voting(model, X, sigma=0.5, key=KEY, votes=VOTES, fresh_noise=True) as counters:
+        assert all(isinstance(counter, FreshVotes) for counter in counters)
     monkeypatch.setattr("dpcert.certification.bank.LARGEST_BANK_BYTES", 1000)
-    with voting(model, X, sigma=0.5, key=KEY, votes=VOTES) as voters:
-        assert all(isinstance(counter, FreshVotes) for counter in voters._counters)
+    with voting(model, X, sigma=0.5, key=KEY, votes=VOTES) as counters:
+        assert all(isinstance(counter, FreshVotes) for counter in counters)
 
 
 def test_selection_and_estimation_parts_are_disjoint():
@@ -147,3 +151,24 @@ def test_the_cut_is_checked_at_the_sigma_and_inputs_it_is_used_at():
         assert split(model, x, 0.5) is not None
         assert split(model, x, 15.0) is None
         assert split(model, 100 * x, 0.5) is None
+
+
+def test_the_compiled_rest_is_used_where_it_is_right_and_left_where_it_is_not(monkeypatch):
+    pytest.importorskip("onnxruntime")
+    with evaluating(CUT["cnn"]()) as model:
+        cut = split(model, X, 0.5)
+        monkeypatch.setattr(
+            "dpcert.certification.compiled._seconds", lambda rest, noise, own: 0.0 if rest.__name__ == "rest" else 1.0
+        )
+        assert compile_rest(cut, cut.features(X[:1])) is not None
+        monkeypatch.setattr("dpcert.certification.compiled.agree", lambda a, b: False)
+        assert compile_rest(cut, cut.features(X[:1])) is None
+
+
+def test_without_onnx_runtime_pytorch_counts(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with evaluating(CUT["cnn"]()) as model:
+        cut = split(model, X, 0.5)
+        assert compile_rest(cut, cut.features(X[:1])) is None

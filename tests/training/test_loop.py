@@ -403,3 +403,17 @@ def test_the_number_of_classes_is_said_to_be_public_unless_given():
     data = dpcert.Dataset(**blobs(0))
     run = train(data=data, epochs=1, dataset_size=240)
     assert "number of classes, 3, is treated as public" in str(run.statement)
+
+
+def test_workers_share_a_step_and_change_neither_ledger_nor_result(tmp_path):
+    """Two engines on parts of the batch, in threads of their own: the same numbers, in the same order, every time."""
+    alone = train(tmp_path / "alone", batch_size=100)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        first, again = (train(tmp_path / name, batch_size=100, physical_batch=30) for name in ("first", "again"))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(weights(first.model), weights(again.model))
+    torch.testing.assert_close(weights(first.model), weights(alone.model), rtol=0, atol=1e-5)
+    assert (tmp_path / "alone" / "ledger.jsonl").read_bytes() == (tmp_path / "first" / "ledger.jsonl").read_bytes()

@@ -9,6 +9,7 @@ the errors of different inputs are correlated (fresh noise has none of that).
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +35,10 @@ class SplitModel:
     """A model cut behind its first linear layer: `features` up to there, `logits` from there."""
 
     def __init__(self, model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
-        self._model = copy.deepcopy(model)
-        self._layer: Any = self._model.get_submodule(name)
+        self.model = copy.deepcopy(model)
+        self._layer: Any = self.model.get_submodule(name)
         self._forward = self._layer.forward
-        self._nothing = torch.zeros((1, *input_shape), device=next(self._model.parameters()).device)
+        self._nothing = torch.zeros((1, *input_shape), device=next(self.model.parameters()).device)
 
     def features(self, x: Tensor) -> Tensor:
         """The output of the first linear layer."""
@@ -47,7 +48,7 @@ class SplitModel:
 
         self._layer.forward = stop
         try:
-            self._model(x)
+            self.model(x)
         except _ReachedError as reached:
             return reached.output
         raise RuntimeError("the first linear layer was not reached")
@@ -55,7 +56,7 @@ class SplitModel:
     def logits(self, features: Tensor) -> Tensor:
         """What the rest of the model makes of `features`. The input it is called with is a stand-in that nobody reads."""
         self._layer.forward = lambda *inputs: features
-        logits: Tensor = self._model(self._nothing.expand(len(features), *self._nothing.shape[1:]))
+        logits: Tensor = self.model(self._nothing.expand(len(features), *self._nothing.shape[1:]))
         return logits
 
 
@@ -82,10 +83,11 @@ def _is_the_same(made: SplitModel, model: nn.Module, x: Tensor, sigma: float) ->
             logits, expected = made.logits(direct).clone(), model(x + noise)
     except Exception:  # any model may come here; what cannot be cut is run whole
         return False
-    return _close(affine, direct) and logits.shape == expected.shape and _close(logits, expected)
+    return agree(affine, direct) and logits.shape == expected.shape and agree(logits, expected)
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def agree(a: Tensor, b: Tensor) -> bool:
+    """Whether two ways of computing the same numbers differ by rounding only."""
     return bool((a - b).abs().max() <= _AGREEMENT * b.abs().max())
 
 
@@ -102,7 +104,13 @@ class NoiseBank:
 
 
 def draw_bank(
-    made: SplitModel, sigma: float, key: bytes, votes: dict[Purpose, int], input_shape: tuple[int, ...], device: torch.device
+    made: SplitModel,
+    sigma: float,
+    key: bytes,
+    votes: dict[Purpose, int],
+    input_shape: tuple[int, ...],
+    device: torch.device,
+    layout: Callable[[Tensor], Tensor] = channels_last,
 ) -> NoiseBank | None:
     """Draw the noises of each purpose and keep what the first layer makes of them; None where that takes too much memory."""
     with torch.inference_mode():
@@ -112,7 +120,7 @@ def draw_bank(
             return None
         parts = {}
         for purpose, count in votes.items():
-            kept = channels_last(torch.empty((count, *offset.shape[1:]), device=device))
+            kept = layout(torch.empty((count, *offset.shape[1:]), device=device))
             for block, start in enumerate(range(0, count, _BLOCK)):
                 noise = bulk_normal(key, purpose, (_BLOCK, *input_shape), device, part=block)[: count - start]
                 kept[start : start + _BLOCK] = (made.features(noise) - offset) * sigma

@@ -16,9 +16,10 @@ from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
 from ..store.durable import cannot_write, write_atomically
 from ..store.records import AnyRow, CertificateRow, RobustRow, header, read_rows, row_of, text_of
+from ..workers import share
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy
-from .votes import Counter, FreshVotes, Voters, evaluating, voting
+from .votes import Counter, FreshVotes, evaluating, voting
 
 _SECONDS_BETWEEN_SYNCS = 2.0
 
@@ -114,8 +115,8 @@ def certify(
         raise DataError(f"y has shape {list(labels.shape)}, must hold one label for each of the {len(x)} inputs")
     key = secret_key() if seed is None else key_from_seed(seed, "certify")
     found: list[smooth.Certificate] = []
-    with _voters(model, x, request, key, batch) as voters:
-        outcomes = voters.map(lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
+    with _counters(model, x, request, key, batch) as counters:
+        outcomes = share(counters, lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
         for certificate in outcomes:
             found.append(certificate)
             progress(len(found), len(x))
@@ -130,7 +131,9 @@ def certify(
     )
 
 
-def _voters(model: nn.Module, x: Tensor, request: Request, key: bytes, batch: int | None) -> AbstractContextManager[Voters]:
+def _counters(
+    model: nn.Module, x: Tensor, request: Request, key: bytes, batch: int | None
+) -> AbstractContextManager[list[Counter]]:
     return voting(model, x, sigma=request.sigma, key=key, votes=request.votes, fresh_noise=request.fresh_noise, batch=batch)
 
 
@@ -183,8 +186,8 @@ def certify_to_file(
     def earned(row: CertificateRow) -> float:
         return row.radius if row.correct else 0.0
 
-    with _voters(model, x, request, key, batch) as voters:
-        return _rows_to_file(CertificateRow, path, indices, voters, row, ("acr", earned), progress)
+    with _counters(model, x, request, key, batch) as counters:
+        return _rows_to_file(CertificateRow, path, indices, counters, row, ("acr", earned), progress)
 
 
 def decide_to_file(
@@ -212,15 +215,15 @@ def decide_to_file(
     def votes(row: RobustRow) -> float:
         return float(row.votes)
 
-    with _voters(model, x, request, key, batch) as voters:
-        return _rows_to_file(RobustRow, path, indices, voters, row, ("votes each", votes), progress)
+    with _counters(model, x, request, key, batch) as counters:
+        return _rows_to_file(RobustRow, path, indices, counters, row, ("votes each", votes), progress)
 
 
 def _rows_to_file(
     kind: type[AnyRow],
     path: Path,
     indices: Sequence[int],
-    voters: Voters,
+    counters: list[Counter],
     work: Callable[[Counter, int], AnyRow],
     mean_of: tuple[str, Callable[[AnyRow], float]],
     progress: Progress,
@@ -233,7 +236,7 @@ def _rows_to_file(
         name, value = mean_of
         total = sum(value(row) for row in done.values())
         before = len(indices) - len(todo)
-        for position, row in enumerate(_appended(kind, path, voters.map(work, todo)), start=1):
+        for position, row in enumerate(_appended(kind, path, share(counters, work, todo)), start=1):
             done[row.idx] = row
             total += value(row)
             progress(before + position, len(indices), **{name: f"{total / len(done):.4g}"})

@@ -6,10 +6,8 @@ apart: another batch size, thread count or way of computing could then have vote
 
 import contextlib
 import copy
-import queue
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +15,9 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..rng import Purpose, normal_at_positions
+from ..workers import worker_count
 from .bank import PROBED, NoiseBank, SplitModel, channels_last, draw_bank, split
+from .compiled import Rest, compile_rest
 
 TIE_TOLERANCE = 2.0**-16  # of the largest logit; float32 rounding through a small network stays below it
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk stays in a core's cache; other devices want large ones
@@ -68,23 +68,25 @@ class FreshVotes:
 class BankVotes:
     """Noise from a bank that all inputs share, with the model's first linear layer applied to it once."""
 
-    def __init__(self, made: SplitModel, bank: NoiseBank, sigma: float, batch: int | None = None) -> None:
+    def __init__(
+        self, made: SplitModel, bank: NoiseBank, sigma: float, batch: int | None = None, rest: Rest | None = None
+    ) -> None:
         self.made, self.bank, self.sigma = made, bank, sigma
         like = next(iter(bank.parts.values()))
         self.device = like.device
         self.batch = batch or _rows(self.device)
+        self.rest = rest or self._eager
         self._buffer = channels_last(like.new_empty((self.batch, *like.shape[1:])))
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
         """The contract of `Counter`."""
         own = self.made.features(x.unsqueeze(0).to(self.device))
-        part = self.bank.parts[purpose]
-        logits = []
-        for first in range(start, stop, self.batch):
-            noisy = part[first : min(first + self.batch, stop)]
-            made = self.made.logits(torch.add(noisy, own, out=self._buffer[: len(noisy)]))
-            logits.append(made.clone())  # a model that ends here hands back the buffer itself
-        return winners(torch.cat(logits))
+        chunks = self.bank.parts[purpose][start:stop].split(self.batch)  # type: ignore[no-untyped-call]
+        return winners(torch.cat([self.rest(noise, own) for noise in chunks]))
+
+    def _eager(self, noise: Tensor, own: Tensor) -> Tensor:
+        logits = self.made.logits(torch.add(noise, own, out=self._buffer[: len(noise)]))
+        return logits.clone()  # a model that ends with its first layer hands back the buffer itself
 
 
 def winners(logits: Tensor) -> np.ndarray:
@@ -107,43 +109,6 @@ def _rows(device: torch.device) -> int:
     return ROWS_ON_CPU if device.type == "cpu" else ROWS_ELSEWHERE
 
 
-class Voters:
-    """One counter for each worker: on a CPU a thread for each core, each on its own input, elsewhere a single one."""
-
-    def __init__(self, counters: list[Counter], threads: int) -> None:
-        self._counters, self._threads = counters, threads
-
-    Item = TypeVar("Item")
-    Result = TypeVar("Result")
-
-    def map(self, work: Callable[[Counter, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """``work(counter, item)`` for every item, in order, several at a time."""
-        if len(self._counters) == 1:
-            with torch.inference_mode():
-                for item in items:
-                    yield work(self._counters[0], item)
-            return
-        free: queue.SimpleQueue[Counter] = queue.SimpleQueue()
-        for counter in self._counters:
-            free.put(counter)
-
-        def job(item: Voters.Item) -> Voters.Result:
-            counter = free.get()
-            try:
-                with torch.inference_mode():
-                    return work(counter, item)
-            finally:
-                free.put(counter)
-
-        pool = ThreadPoolExecutor(len(self._counters))
-        torch.set_num_threads(1)  # the cores work on different inputs: no waiting for each other within a layer
-        try:
-            yield from pool.map(job, items)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            torch.set_num_threads(self._threads)
-
-
 @contextlib.contextmanager
 def voting(
     model: nn.Module,
@@ -154,16 +119,18 @@ def voting(
     votes: dict[Purpose, int],
     fresh_noise: bool = False,
     batch: int | None = None,
-) -> Iterator[Voters]:
-    """The counters for a sweep: from a bank where the model can be cut behind its first layer, with fresh noise elsewhere."""
+) -> Iterator[list[Counter]]:
+    """The counters for a sweep, one a worker: from a bank where the model can be cut, else with fresh noise."""
     with evaluating(model) as voter:
-        device, threads = device_of(voter), torch.get_num_threads()
-        workers = threads if device.type == "cpu" else 1
+        device = device_of(voter)
+        workers = worker_count(device)
         input_shape = tuple(x.shape[1:])
         cut = None if fresh_noise else split(voter, x[:PROBED].to(device), sigma)
-        bank = None if cut is None else draw_bank(cut, sigma, key, votes, input_shape, device)
+        rest = compile_rest(cut, cut.features(x[:1])) if cut is not None and device.type == "cpu" else None
+        layout = channels_last if rest is None else torch.Tensor.contiguous
+        bank = None if cut is None else draw_bank(cut, sigma, key, votes, input_shape, device, layout)
         if cut is None or bank is None:
             counters: list[Counter] = [FreshVotes(copy.deepcopy(voter), sigma, key, batch) for _ in range(workers)]
         else:
-            counters = [BankVotes(copy.deepcopy(cut), bank, sigma, batch) for _ in range(workers)]
-        yield Voters(counters, threads)
+            counters = [BankVotes(copy.deepcopy(cut), bank, sigma, batch, rest) for _ in range(workers)]
+        yield counters

@@ -12,17 +12,20 @@ ENGINES = ("auto", "layerwise", "vmap")
 _AGREEMENT = 1e-3  # of the largest gradient: float32 rounding is far below, a wrong rule far above
 
 
-def choose(name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...]) -> Engine:
-    """The engine called `name`; ``auto`` takes `layerwise` where it can, ``layerwise`` insists on it."""
+def choose(name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...], workers: int = 1) -> tuple[Engine, ...]:
+    """The engine called `name`, once for each worker it can share a step with; ``auto`` takes `layerwise` where it can.
+
+    ``layerwise`` insists on it. The reference engine works alone: it puts its weights into the model itself.
+    """
     if name == "vmap":
-        return clipped_sum
+        return (clipped_sum,)
     engine = Layerwise()
     reason = unsupported(model) or _disagreement(engine, model, loss, input_shape)
     if reason is None:
-        return engine
+        return (engine, *(Layerwise() for _ in range(workers - 1)))
     if name == "layerwise":
         raise ConfigError(f"gradients.engine layerwise cannot take this model: {reason}; use vmap or auto")
-    return clipped_sum
+    return (clipped_sum,)
 
 
 def _disagreement(engine: Layerwise, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...]) -> str | None:

@@ -5,6 +5,7 @@ memory is that of b gradients whatever the number of views. What it cannot do it
 engine takes over for the whole model.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +20,35 @@ from .parts import Part, total
 _Record = tuple[str, nn.Module, Tensor, Tensor]
 
 
+class _Skeleton:
+    """A copy of the model that only this engine runs, with the model's own weights put in at each call.
+
+    Its hooks write down the input and output of every trained layer. Several engines can run at once on one model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.original, self.copy = model, copy.deepcopy(model)
+        self.parameters = trainable(model)
+        self.records: list[_Record] = []
+        outputs_may_change = _may_write_in_place(model)
+        for name, layer in self.copy.named_modules():
+            if _owns(name, layer, self.parameters):
+                layer.register_forward_hook(_recorder(name, self.records, outputs_may_change))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits of all rows; `records` then holds what each layer saw."""
+        self.records.clear()
+        weights = {name: _channels_last(parameter.detach()) for name, parameter in self.original.named_parameters()}
+        logits: Tensor = functional_call(self.copy, weights, (rows,))
+        return logits
+
+
 class Layerwise:
     """The engine; it keeps its buffers between calls, so that memory is not touched anew in every step."""
 
     def __init__(self) -> None:
         self._buffers: Buffers = {}
+        self._skeleton: _Skeleton | None = None
 
     def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clip) -> ClippedSum:
         """The contract of `engine`."""
@@ -41,46 +66,37 @@ class Layerwise:
 
     def per_example(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Part]:
         """Per-example gradients of every trained parameter, in the order of `trainable`."""
-        examples = len(views)
-        records, deltas = _forward_and_deltas(model, loss, views, labels)
+        if self._skeleton is None or self._skeleton.original is not model:
+            self._skeleton = _Skeleton(model)
+        records, deltas = _forward_and_deltas(self._skeleton, loss, views, labels)
         found: dict[str, list[Part]] = {}
         with torch.no_grad():
             for (name, layer, inputs, _), delta in zip(records, deltas, strict=True):
                 prefix = f"{name}." if name else ""
                 rule = RULES[type(layer)]
-                for kind, part in rule(layer, _full(inputs), _full(delta), examples, self._buffers).items():
+                for kind, part in rule(layer, _full(inputs), _full(delta), len(views), self._buffers).items():
                     found.setdefault(prefix + kind, []).append(part)
-        return {name: total(found[name]) for name in trainable(model)}
+        self._skeleton.records.clear()
+        return {name: total(found[name]) for name in self._skeleton.parameters}
 
 
 def _forward_and_deltas(
-    model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor
+    skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels: Tensor
 ) -> tuple[list[_Record], tuple[Tensor, ...]]:
     """Run all rows once; return each layer's input, and the gradient of the summed losses for each layer's output."""
-    examples, views_each = views.shape[:2]
-    names = trainable(model)
-    weights = {name: _channels_last(parameter.detach()) for name, parameter in model.named_parameters()}
-    records: list[_Record] = []
-    layers = [(name, layer) for name, layer in model.named_modules() if _owns(name, layer, names)]
-    copy = _may_write_in_place(model)
-    handles = [layer.register_forward_hook(_recorder(name, records, copy)) for name, layer in layers]
-    try:
-        with torch.enable_grad():
-            logits = functional_call(model, weights, (views.flatten(0, 1),))
-            losses = vmap(loss)(logits.unflatten(0, (examples, views_each)), labels)
-            outputs = [output for *_, output in records]
-            deltas = torch.autograd.grad(losses.sum(), outputs, allow_unused=True, materialize_grads=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return records, deltas
+    with torch.enable_grad():
+        logits = skeleton.forward(views.flatten(0, 1))
+        losses = vmap(loss)(torch.unflatten(logits, 0, views.shape[:2]), labels)
+        outputs = [output for *_, output in skeleton.records]
+        deltas = torch.autograd.grad(losses.sum(), outputs, allow_unused=True, materialize_grads=True)
+    return list(skeleton.records), deltas
 
 
-def _recorder(name: str, records: list[_Record], copy: bool) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
+def _recorder(name: str, records: list[_Record], copied: bool) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
         known = output if output.requires_grad else output.requires_grad_()
-        records.append((name, layer, inputs[0].detach().clone() if copy else inputs[0].detach(), known))
-        return known.clone() if copy else None
+        records.append((name, layer, inputs[0].detach().clone() if copied else inputs[0].detach(), known))
+        return known.clone() if copied else None
 
     return record
 

@@ -26,6 +26,7 @@ from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from ..store.durable import write_atomically
 from ..store.runs import RunDirectory
+from ..workers import worker_count
 from .state import data_identity, load_checkpoint, load_tensors, load_weights, model_bytes, save_checkpoint
 from .step import Problem, check_views, private_step
 
@@ -46,7 +47,7 @@ class Settings:
     optimizer: str
     clip_norm: float
     noise_seed: int | None = None
-    physical_batch: int = 384
+    physical_batch: int = 576
     engine: str = "auto"
     device: str = "cpu"
     threads: int | None = None
@@ -114,19 +115,19 @@ def fit(
         torch.set_num_threads(settings.threads)
     model.to(device)
     optimizer = _optimizer(model, settings)
-    engine = choose(settings.engine, model, method.loss, data.input_shape)
+    engines = choose(settings.engine, model, method.loss, data.input_shape, worker_count(device))
     check_views(method.views, model, data.input_shape)
     if directory is None:
         key = _new_key(settings)
         ledger = _open_ledger(None, key, plan, settings)
-        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engine), 0, None, "", progress)
+        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, None, "", progress)
         return Run(model, ledger, state(ledger), plan)
     directory.create()
     with directory.locked():
         facts = {**(labels or {}), **({"config_sha256": claim()} if claim is not None else {})}
         if is_finished(directory):
             return _reload(directory, model, plan, settings)
-        return _fit_in(directory, model, data, method, settings, plan, optimizer, engine, facts, progress)
+        return _fit_in(directory, model, data, method, settings, plan, optimizer, engines, facts, progress)
 
 
 def is_finished(directory: RunDirectory) -> bool:
@@ -142,7 +143,7 @@ def _fit_in(
     settings: Settings,
     plan: Plan,
     optimizer: torch.optim.Optimizer,
-    engine: Engine,
+    engines: tuple[Engine, ...],
     labels: dict[str, str],
     progress: Progress,
 ) -> Run:
@@ -165,7 +166,7 @@ def _fit_in(
         first, head = resumed.step, resumed.ledger_head
     ledger = _continue_ledger(directory.ledger, key, plan, settings, head)
     mechanism = Mechanism(plan, key, ledger)
-    problem = _problem(model, data, method, settings, mechanism, optimizer, engine)
+    problem = _problem(model, data, method, settings, mechanism, optimizer, engines)
     _steps(problem, first, directory, identity, progress)
     if not ledger.is_closed:
         ledger.close()
@@ -283,10 +284,10 @@ def _problem(
     settings: Settings,
     mechanism: Mechanism,
     optimizer: torch.optim.Optimizer,
-    engine: Engine,
+    engines: tuple[Engine, ...],
 ) -> Problem:
     clip = Clip(method.clip_rule, settings.clip_norm)
-    return Problem(model, data.x_train, data.y_train, method, clip, engine, mechanism, optimizer, settings.physical_batch)
+    return Problem(model, data.x_train, data.y_train, method, clip, engines, mechanism, optimizer, settings.physical_batch)
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

@@ -1,6 +1,5 @@
 """One step of DP-CERT training (Algorithm 2 of the paper), a call a line."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,18 +10,19 @@ from ..gradients.engine import Clip, ClippedSum, Engine, empty_sum, trainable
 from ..methods import Method, Views
 from ..privacy.mechanism import Mechanism
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
+from ..workers import share
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What stays the same in every step."""
+    """What stays the same in every step. Each engine works on parts of its own, in a thread of its own."""
 
     model: nn.Module
     images: Tensor
     labels: Tensor
     method: Method
     clip: Clip
-    engine: Engine
+    engines: tuple[Engine, ...]
     mechanism: Mechanism
     optimizer: torch.optim.Optimizer
     physical_batch: int
@@ -42,10 +42,15 @@ def private_step(problem: Problem, step: int) -> None:
 
 def _clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> ClippedSum:
     """The clipped sum over the whole batch, `rows` rows at a time; half as many where they do not fit in memory."""
+    parts = _parts(len(batch), rows // problem.method.views.count, len(problem.engines))
+
+    def work(engine: Engine, part: slice) -> ClippedSum:
+        return _clipped_sum_of(problem, engine, batch[part], part, step)
+
     total = empty_sum(problem.model, problem.clip)
     try:
-        for part in _parts(len(batch), rows // problem.method.views.count):
-            total = total + _clipped_sum_of(problem, batch[part], part, step)
+        for clipped in share(problem.engines, work, parts):
+            total = total + clipped
     except RuntimeError as error:
         if "memory" not in str(error).lower() or rows < 2 * problem.method.views.count:
             raise
@@ -53,14 +58,14 @@ def _clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> Clipp
     return total
 
 
-def _clipped_sum_of(problem: Problem, indices: Tensor, part: slice, step: int) -> ClippedSum:
+def _clipped_sum_of(problem: Problem, engine: Engine, indices: Tensor, part: slice, step: int) -> ClippedSum:
     device = next(problem.model.parameters()).device
     x, labels = problem.images[indices].to(device), problem.labels[indices].to(device)
     views_of = problem.method.views
-    noise_shape = (views_of.copies, *x.shape[1:])
-    noise = normal_at_positions(problem.mechanism.key, Purpose.VIEWS, part.start, part.stop, noise_shape, device, step)
+    shape, key = (views_of.copies, *x.shape[1:]), problem.mechanism.key
+    noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.stop, shape, device, step)
     views = views_of(problem.model, x, labels, noise)
-    return problem.engine(problem.model, problem.method.loss, views, labels, problem.clip)
+    return engine(problem.model, problem.method.loss, views, labels, problem.clip)
 
 
 def check_views(views: Views, model: nn.Module, input_shape: tuple[int, ...]) -> None:
@@ -88,8 +93,10 @@ def _descend(problem: Problem, gradient: Tensor) -> None:
     problem.optimizer.zero_grad(set_to_none=True)
 
 
-def _parts(total: int, size: int) -> Iterator[slice]:
-    """Positions 0..total in parts of about `size`, whole blocks of noise where possible: no number is drawn twice."""
-    size = max(1, size - size % POSITIONS_PER_BLOCK if size > POSITIONS_PER_BLOCK else size)
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
+def _parts(total: int, size: int, workers: int) -> list[slice]:
+    """Positions 0..total in parts of at most about `size`, whole blocks of noise each, as many for every worker."""
+    rounds = -(-total // (max(1, size) * workers))
+    each = max(1, -(-total // max(1, rounds * workers)))
+    if size > POSITIONS_PER_BLOCK:
+        each = -(-each // POSITIONS_PER_BLOCK) * POSITIONS_PER_BLOCK  # no block is drawn twice
+    return [slice(start, min(start + each, total)) for start in range(0, total, each)]

@@ -1,0 +1,51 @@
+"""Cores that work on different things at once, instead of waiting for each other within one layer."""
+
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+MOST_WORKERS = 8
+Tool = TypeVar("Tool")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def worker_count(device: torch.device) -> int:
+    """How many workers fit this process: one a core on a CPU (at most 8), one elsewhere."""
+    return min(torch.get_num_threads(), MOST_WORKERS) if device.type == "cpu" else 1
+
+
+def share(tools: Sequence[Tool], work: Callable[[Tool, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """``work(tool, item)`` for every item, in order, as many at a time as there are tools; no tool is used by two at once."""
+    if len(tools) == 1:
+        yield from (work(tools[0], item) for item in items)
+        return
+    free: queue.SimpleQueue[Tool] = queue.SimpleQueue()
+    for tool in tools:
+        free.put(tool)
+    inference = torch.is_inference_mode_enabled()
+
+    def job(item: Item) -> Result:
+        tool = free.get()
+        try:
+            with torch.inference_mode(inference):
+                return work(tool, item)
+        finally:
+            free.put(tool)
+
+    futures = [_pool(len(tools), max(1, torch.get_num_threads() // len(tools))).submit(job, item) for item in items]
+    try:
+        for future in futures:
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+@cache
+def _pool(workers: int, threads_each: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, "dpcert", initializer=torch.set_num_threads, initargs=(threads_each,))
