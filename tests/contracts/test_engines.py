@@ -70,6 +70,17 @@ class Tokens(nn.Module):
         return self.head(self.norm(self.embed(x[:, 0]) + self.position(places)).mean(dim=1))
 
 
+class WideTwice(nn.Module):
+    """A wide 1 x 1 convolution used twice: its gradients stay factored, and their inputs must not share a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.wide, self.head = nn.Conv2d(1, 48, 8), nn.Conv2d(48, 48, 1), nn.Linear(48, 4)
+
+    def forward(self, x):
+        return self.head(self.wide(torch.tanh(self.wide(torch.tanh(self.first(x))))).flatten(1))
+
+
 def frozen_batch_norm():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 36, 4))
     model[1].running_mean.uniform_(-1, 1)
@@ -93,6 +104,7 @@ MODELS = {
         nn.Flatten(1, 2), nn.Conv1d(8, 5, 3, padding=1, padding_mode="circular"), nn.Tanh(), nn.Flatten(), nn.Linear(40, 4)
     ),
     "tokens": Tokens,
+    "wide twice": WideTwice,
     "frozen batch norm": frozen_batch_norm,
     "partly frozen": lambda: _freeze(build_model("cnn", input_shape=(1, 18, 18), classes=4, seed=0)),
 }

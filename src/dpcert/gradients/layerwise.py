@@ -47,7 +47,7 @@ class Layerwise:
     """The engine; it keeps its buffers between calls, so that memory is not touched anew in every step."""
 
     def __init__(self) -> None:
-        self._buffers: Buffers = {}
+        self._buffers: dict[int, Buffers] = {}  # by the place of the layer's call: a layer used twice has two
         self._skeleton: _Skeleton | None = None
 
     def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clip) -> ClippedSum:
@@ -71,10 +71,10 @@ class Layerwise:
         records, deltas = _forward_and_deltas(self._skeleton, loss, views, labels)
         found: dict[str, list[Part]] = {}
         with torch.no_grad():
-            for (name, layer, inputs, _), delta in zip(records, deltas, strict=True):
+            for call, ((name, layer, inputs, _), delta) in enumerate(zip(records, deltas, strict=True)):
                 prefix = f"{name}." if name else ""
-                rule = RULES[type(layer)]
-                for kind, part in rule(layer, _full(inputs), _full(delta), len(views), self._buffers).items():
+                rule, buffers = RULES[type(layer)], self._buffers.setdefault(call, {})
+                for kind, part in rule(layer, _full(inputs), _full(delta), len(views), buffers).items():
                     found.setdefault(prefix + kind, []).append(part)
         self._skeleton.records.clear()
         return {name: total(found[name]) for name in self._skeleton.parameters}
