@@ -41,7 +41,7 @@ def cohens_loop(model: nn.Module, images: Tensor) -> list[float]:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    rounds, ours = (2, 60) if options.quick else (max(3, options.rounds // 3), 200)
+    rounds, ours = (2, 60) if options.quick else (max(3, options.rounds // 4), 500)
     data, model = dpcert.load_dataset("mnist"), dpcert.build_model("cnn", seed=0).eval()
     x, y = data.x_test, data.y_test
 

@@ -32,7 +32,7 @@ def train(
     out: str | Path | None = None,
     seed: int | None = None,
     noise_seed: int | None = None,
-    physical_batch: int = 576,
+    physical_batch: int = 480,
     engine: str = "auto",
     device: str = "cpu",
     progress: Progress = silent,

@@ -58,7 +58,7 @@ class TrainConfig(_Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     optimizer: Literal["sgd", "adam"] = "sgd"
     seed: int | None = Field(None, ge=0, lt=2**63)
-    physical_batch: int = Field(576, ge=1)
+    physical_batch: int = Field(480, ge=1)
     device: str = "cpu"
     threads: int | None = Field(None, ge=1, le=1024)
 

@@ -47,7 +47,7 @@ class Settings:
     optimizer: str
     clip_norm: float
     noise_seed: int | None = None
-    physical_batch: int = 576
+    physical_batch: int = 480
     engine: str = "auto"
     device: str = "cpu"
     threads: int | None = None
