@@ -78,7 +78,7 @@ def bulk_normal(
     return torch.randn(shape, generator=on_device, device=device)
 
 
-POSITIONS_PER_BLOCK = 16
+POSITIONS_PER_BLOCK = 8
 
 
 def normal_at_positions(
