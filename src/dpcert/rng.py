@@ -82,7 +82,14 @@ POSITIONS_PER_BLOCK = 8
 
 
 def normal_at_positions(
-    key: bytes, purpose: Purpose, start: int, stop: int, shape: tuple[int, ...], device: torch.device, step: int = 0
+    key: bytes,
+    purpose: Purpose,
+    start: int,
+    stop: int,
+    shape: tuple[int, ...],
+    device: torch.device,
+    step: int = 0,
+    block: int = POSITIONS_PER_BLOCK,
 ) -> Tensor:
     """Noise ``[stop - start, *shape]`` for the positions start..stop of a batch.
 
@@ -90,14 +97,13 @@ def normal_at_positions(
     """
     if stop <= start or 0 in shape:
         return torch.empty((max(0, stop - start), *shape), device=device)
-    blocks = range(start // POSITIONS_PER_BLOCK, (stop - 1) // POSITIONS_PER_BLOCK + 1)
-    first = blocks.start * POSITIONS_PER_BLOCK
+    blocks = range(start // block, (stop - 1) // block + 1)
+    first = blocks.start * block
     if device.type == "cpu":
-        drawn = torch.empty((len(blocks), POSITIONS_PER_BLOCK, *shape))
+        drawn = torch.empty((len(blocks), block, *shape))
         rows = drawn.numpy()
-
-        for row, block in enumerate(blocks):
-            _generator(key, purpose, step, block).standard_normal(out=rows[row], dtype=np.float32)
+        for row, part in enumerate(blocks):
+            _generator(key, purpose, step, part).standard_normal(out=rows[row], dtype=np.float32)
     else:
-        drawn = torch.stack([bulk_normal(key, purpose, (POSITIONS_PER_BLOCK, *shape), device, step, b) for b in blocks])
+        drawn = torch.stack([bulk_normal(key, purpose, (block, *shape), device, step, part) for part in blocks])
     return drawn.flatten(0, 1)[start - first : stop - first]

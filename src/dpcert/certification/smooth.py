@@ -23,7 +23,10 @@ class Counter(Protocol):
         """Standard deviation of the noise."""
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
-        """Votes number start .. stop - 1 by class; the noise of different purposes is independent."""
+        """Votes number start .. stop - 1 for input number `index`, by class; a tie or a NaN votes for nobody.
+
+        Noise N(0, sigma^2 I) is added to `x` and never clamped. Noises of different purposes are independent.
+        """
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from ..store.records import AnyRow, CertificateRow, RobustRow, header, read_rows
 from ..workers import share
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy
-from .votes import Counter, FreshVotes, evaluating, voting
+from .smooth import Counter
+from .votes import FreshVotes, evaluating, voting
 
 _SECONDS_BETWEEN_SYNCS = 2.0
 

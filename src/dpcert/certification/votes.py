@@ -7,7 +7,6 @@ apart: another batch size, thread count or way of computing could then have vote
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,23 +17,10 @@ from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import PROBED, NoiseBank, SplitModel, channels_last, draw_bank, split
 from .compiled import Rest, compile_rest
+from .smooth import Counter
 
 TIE_TOLERANCE = 2.0**-16  # of the largest logit; float32 rounding through a small network stays below it
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk stays in a core's cache; other devices want large ones
-
-
-class Counter(Protocol):
-    """Counts the votes of one classifier at one sigma."""
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation of the noise."""
-
-    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
-        """The votes number start .. stop - 1 for input number `index`, by class; wrong votes are in none.
-
-        Noise N(0, sigma^2 I) is added to `x` and never clamped. Noises of different purposes are independent.
-        """
 
 
 @contextlib.contextmanager
@@ -60,7 +46,7 @@ class FreshVotes:
         logits = []
         for first in range(start, stop, self.batch):
             last = min(first + self.batch, stop)
-            noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index)
+            noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index, ROWS_ON_CPU)
             logits.append(self.model(torch.add(x, noise, alpha=self.sigma)))
         return winners(torch.cat(logits))
 

@@ -29,15 +29,20 @@ def progress_bar(label: str, unit: str) -> Iterator[Progress]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=None, facts="")
-        began: list[tuple[float, int]] = []
+    bar = Bar(*columns, console=Console(stderr=True))
+    began: list[tuple[float, int]] = []
 
-        def show(done: int, total: int, **facts: str) -> None:
-            began.append((time.monotonic(), done)) if not began else None
-            bar.update(task, completed=done, total=total, facts=_facts(facts, done, began[0], unit))
+    def show(done: int, total: int, **facts: str) -> None:
+        if not began:  # nothing is drawn for work that turns out to be none
+            began.append((time.monotonic(), done))
+            bar.add_task(label, facts="")
+            bar.start()
+        bar.update(bar.task_ids[0], completed=done, total=total, facts=_facts(facts, done, began[0], unit))
 
+    try:
         yield show
+    finally:
+        bar.stop()
 
 
 def _lines(label: str, unit: str) -> Progress:
@@ -81,4 +86,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
     console = Console(highlight=False, markup=False)  # cells hold brackets of their own
     if not console.is_terminal:
         console.width = 200
+    if console.width < 20 * len(headings) and len(headings) > 5:  # too narrow for so many columns: a block for each row
+        for row in rows:
+            console.print("\n".join(f"{heading:>20}  {cell}" for heading, cell in zip(headings, row, strict=True)))
+        return
     console.print(table)
