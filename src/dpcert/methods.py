@@ -1,17 +1,25 @@
 """The methods of the paper as rows of one table: (views, regulariser, clip rule), and nothing else.
 
-| method           | views    | regulariser | clip | in the paper                          |
-|------------------|----------|-------------|------|---------------------------------------|
-| regular          | none     | none        | none | Section 4.1, non-private baseline     |
-| regular-gaussian | gaussian | none        | none | Cohen et al. 2019, upper bound        |
-| dpsgd            | none     | none        | flat | Algorithm 1                           |
-| psac             | none     | none        | psac | Section 4.1, Appendix on PSAC         |
-| dp-gaussian      | gaussian | none        | flat | Algorithm 2, Table "Instantiations"   |
+| method                    | views     | regulariser | clip | in the paper                               |
+|---------------------------|-----------|-------------|------|--------------------------------------------|
+| regular                   | none      | none        | none | Section 4.1, non-private baseline          |
+| regular-gaussian          | gaussian  | none        | none | Cohen et al. 2019, non-private upper bound |
+| dpsgd                     | none      | none        | flat | Algorithm 1                                |
+| psac                      | none      | none        | psac | Section 4.1, Appendix on PSAC              |
+| dp-gaussian               | gaussian  | none        | flat | Algorithm 2                                |
+| dp-smoothadv              | smoothadv | none        | flat | Algorithm 2, adversarial augmentation      |
+| dp-stability              | gaussian  | stability   | flat | Algorithm 2, stability training            |
+| dp-macer                  | gaussian  | macer       | flat | Algorithm 2, MACER training                |
+| dp-gaussian+psac          | gaussian  | none        | psac | Appendix, ablation of PSAC                 |
+| dp-smoothadv+psac         | smoothadv | none        | psac | Appendix, ablation of PSAC                 |
+| dp-gaussian+consistency   | gaussian  | consistency | flat | Appendix, ablation of consistency          |
+| dp-smoothadv+consistency  | smoothadv | consistency | flat | Appendix, ablation of consistency          |
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -19,11 +27,11 @@ from . import losses
 from ._validate import one_of
 from .errors import ConfigError
 from .privacy.clipping import CLIP_RULES, ClipRule
-from .views import Gaussian, Original
+from .views import Gaussian, Original, SmoothAdv
 
 
 class Views(Protocol):
-    """How the views of an example are made."""
+    """How the views of an example are made. Views that change while training goes on also have ``at(epoch) -> Views``."""
 
     @property
     def name(self) -> str:
@@ -50,7 +58,10 @@ Regulariser = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Method:
-    """One way to train: views, a regulariser of one example's logits (or None), and a clip rule."""
+    """One way to train: views, a regulariser of one example's logits (or None), and a clip rule.
+
+    A regulariser with ``for_views(count, copies, sigma)`` is told here which of the rows are noisy copies.
+    """
 
     views: Views
     regulariser: Regulariser | None = None
@@ -60,12 +71,29 @@ class Method:
     def __post_init__(self) -> None:
         if isinstance(self.clip, str):
             object.__setattr__(self, "clip", CLIP_RULES[one_of("clip rule", self.clip, CLIP_RULES)])
+        if self.views.count < 1:
+            raise ConfigError("the method gives no view of an example; keep the original or ask for noisy copies")
+        told = getattr(self.regulariser, "for_views", None)
+        if told is not None:
+            object.__setattr__(self, "regulariser", told(self.views.count, self.views.copies, self.views.sigma))
 
     @property
     def clip_rule(self) -> ClipRule:
         """The clip rule, as an object."""
         assert not isinstance(self.clip, str)
         return self.clip
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is allowed but hardly meant; said once before training."""
+        said = getattr(self.regulariser, "remarks", None)
+        return () if said is None else tuple(said())
+
+    def views_at(self, epoch: float) -> Views:
+        """The views of that moment of the training (an adversary's radius may be ramped up)."""
+        at = getattr(self.views, "at", None)
+        views: Views = self.views if at is None else at(epoch)
+        return views
 
     def loss(self, logits: Tensor, label: Tensor) -> Tensor:
         """The loss of one example: cross-entropy over its views, plus the regulariser."""
@@ -89,32 +117,72 @@ METHODS: dict[str, Row] = {
     "dpsgd": Row("none", "none", "flat", "Algorithm 1"),
     "psac": Row("none", "none", "psac", "Section 4.1, Appendix on PSAC"),
     "dp-gaussian": Row("gaussian", "none", "flat", "Algorithm 2"),
+    "dp-smoothadv": Row("smoothadv", "none", "flat", "Algorithm 2, adversarial augmentation"),
+    "dp-stability": Row("gaussian", "stability", "flat", "Algorithm 2, stability training"),
+    "dp-macer": Row("gaussian", "macer", "flat", "Algorithm 2, MACER training"),
+    "dp-gaussian+psac": Row("gaussian", "none", "psac", "Appendix, ablation of PSAC"),
+    "dp-smoothadv+psac": Row("smoothadv", "none", "psac", "Appendix, ablation of PSAC"),
+    "dp-gaussian+consistency": Row("gaussian", "consistency", "flat", "Appendix, ablation of consistency"),
+    "dp-smoothadv+consistency": Row("smoothadv", "consistency", "flat", "Appendix, ablation of consistency"),
 }
 
-VIEWS = ("none", "gaussian")
-REGULARISERS: dict[str, Regulariser | None] = {"none": None}
+VIEWS: dict[str, Callable[..., Views]] = {"none": Original, "gaussian": Gaussian, "smoothadv": SmoothAdv}
+REGULARISERS: dict[str, Callable[..., Regulariser] | None] = {
+    "none": None,
+    "stability": losses.Stability,
+    "consistency": losses.Consistency,
+    "macer": losses.Macer,
+}
 
 
-def make_views(name: str, *, sigma: float, copies: int, keep_original: bool) -> Views:
-    """Views by their word."""
-    one_of("views", name, VIEWS)
-    return Original() if name == "none" else Gaussian(sigma, copies, keep_original)
+def settings_of(part: Any) -> dict[str, str]:
+    """The settings of a part by their config keys, ``{"stability_gamma": "gamma"}``: its word and the name of a field."""
+    told = {"sigma", "copies", "keep_original", "first_noisy", "strength"}  # by other keys, by the views, by the epoch
+    names = [field.name for field in dataclasses.fields(part) if field.name not in told]
+    return {f"{part.name}_{name.rstrip('_')}": name for name in names}
 
 
 def combine(
-    *, views: str, regulariser: str, clip: str, sigma: float, copies: int, keep_original: bool, name: str = "custom"
+    *,
+    views: str,
+    regulariser: str,
+    clip: str,
+    sigma: float,
+    copies: int,
+    keep_original: bool,
+    name: str = "custom",
+    settings: Mapping[str, Any] | None = None,
 ) -> Method:
-    """Any combination of the parts."""
-    return Method(
-        views=make_views(views, sigma=sigma, copies=copies, keep_original=keep_original),
-        regulariser=REGULARISERS[one_of("regulariser", regulariser, REGULARISERS)],
-        clip=CLIP_RULES[one_of("clip rule", clip, CLIP_RULES)],
+    """Any combination of the parts; `settings` are the parts' own by config key, e.g. ``{"stability_gamma": 1.0}``."""
+    known: set[str] = set()
+
+    def made(part: Any, **common: Any) -> Any:
+        if part is None:
+            return None
+        keys = settings_of(part)
+        known.update(keys)
+        return part(**common, **{field: (settings or {})[key] for key, field in keys.items() if key in (settings or {})})
+
+    noisy = {} if views == "none" else {"sigma": sigma, "copies": copies, "keep_original": keep_original}
+    method = Method(
+        views=made(VIEWS[one_of("views", views, VIEWS)], **noisy),
+        regulariser=made(REGULARISERS[one_of("regulariser", regulariser, REGULARISERS)]),
+        clip=made(type(CLIP_RULES[one_of("clip rule", clip, CLIP_RULES)])),
         name=name,
     )
+    unused = sorted(set(settings or {}) - known)
+    if unused:
+        raise ConfigError(
+            f"method.{unused[0]} is set, but views {views}, regulariser {regulariser}, clip {clip} do not use it; remove it"
+        )
+    return method
 
 
-def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: bool = True) -> Method:
-    """A named method of the paper. `sigma` is the noise of its views (unused by methods without noisy views)."""
+def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: bool = True, **settings: float) -> Method:
+    """A named method of the paper. `sigma` is the noise of its views (unused by methods without noisy views).
+
+    `settings` are those of its parts, e.g. ``stability_gamma=1.0`` or ``smoothadv_radius=0.5``.
+    """
     if name not in METHODS:
         raise ConfigError(f"method {name!r} is unknown; choose one of: {', '.join(METHODS)}")
     row = METHODS[name]
@@ -126,4 +194,5 @@ def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: boo
         copies=copies,
         keep_original=keep_original,
         name=name,
+        settings=settings,
     )

@@ -38,7 +38,10 @@ class ModelConfig(_Section):
 
 
 class MethodConfig(_Section):
-    """A named method, or (name = "custom") any combination of views, regulariser and clip."""
+    """A named method, or (name = "custom") any combination of views, regulariser and clip.
+
+    The keys after `keep_original` belong to one part each (its word stands first); without a value the part has its own.
+    """
 
     name: str = "dp-gaussian"
     views: str | None = None
@@ -47,6 +50,23 @@ class MethodConfig(_Section):
     sigma: float = Field(0.5, gt=0, le=100)
     copies: int = Field(2, ge=0, le=1024)
     keep_original: bool = True
+    smoothadv_radius: float | None = None
+    smoothadv_steps: int | None = None
+    smoothadv_warmup: float | None = None
+    stability_gamma: float | None = None
+    consistency_lambda: float | None = None
+    consistency_eta: float | None = None
+    macer_lambda: float | None = None
+    macer_gamma: float | None = None
+    macer_beta: float | None = None
+    psac_r: float | None = None
+    automatic_gamma: float | None = None
+
+    @property
+    def settings_of_parts(self) -> dict[str, float]:
+        """The given ones of those keys."""
+        shared = {"name", "views", "regulariser", "clip", "sigma", "copies", "keep_original"}
+        return self.model_dump(exclude=shared, exclude_none=True)
 
 
 class TrainConfig(_Section):
@@ -113,14 +133,21 @@ class Config(_Section):
         row = METHODS.get(chosen.name)
         if row is None and chosen.name != "custom":
             raise ConfigError(f"method.name {chosen.name!r} is unknown; choose one of: {', '.join(METHODS)}, custom")
-        known = {"views": VIEWS, "regulariser": tuple(REGULARISERS), "clip": tuple(CLIP_RULES)}
+        known = {"views": tuple(VIEWS), "regulariser": tuple(REGULARISERS), "clip": tuple(CLIP_RULES)}
         parts: dict[str, str] = {}
         for part, words in known.items():
             word = getattr(chosen, part) or (getattr(row, part) if row else None)
             if word not in words:
                 raise ConfigError(f"method.{part} is {word!r}, must be one of: {', '.join(words)}")
             parts[part] = word
-        return combine(**parts, sigma=chosen.sigma, copies=chosen.copies, keep_original=chosen.keep_original, name=chosen.name)
+        return combine(
+            **parts,
+            sigma=chosen.sigma,
+            copies=chosen.copies,
+            keep_original=chosen.keep_original,
+            name=chosen.name,
+            settings=chosen.settings_of_parts,
+        )
 
     def settings(self) -> Settings:
         """What the training loop needs."""

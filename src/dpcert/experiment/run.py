@@ -39,7 +39,8 @@ def resolve(source: str | None, assignments: Mapping[str, Any]) -> Config:
         tables, origin = read_toml(Path(source)), source
     else:
         origin = presets.DEFAULT if source is None else source
-        tables = presets.tables(origin)
+        sigma = assignments.get("method.sigma")
+        tables = presets.tables(origin, sigma if isinstance(sigma, (int, float)) else None)
     return parse(override(tables, assignments), origin)
 
 

@@ -61,7 +61,7 @@ def _clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> Clipp
 def _clipped_sum_of(problem: Problem, engine: Engine, indices: Tensor, part: slice, step: int) -> ClippedSum:
     device = next(problem.model.parameters()).device
     x, labels = problem.images[indices].to(device), problem.labels[indices].to(device)
-    views_of = problem.method.views
+    views_of = problem.method.views_at(step * problem.mechanism.plan.sampling_probability)
     shape, key = (views_of.copies, *x.shape[1:]), problem.mechanism.key
     noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.stop, shape, device, step)
     views = views_of(problem.model, x, labels, noise)

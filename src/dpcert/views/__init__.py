@@ -2,3 +2,4 @@
 
 from .gaussian import Gaussian as Gaussian
 from .original import Original as Original
+from .smoothadv import SmoothAdv as SmoothAdv

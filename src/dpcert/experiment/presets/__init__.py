@@ -17,12 +17,15 @@ def names() -> list[str]:
     return [f"{dataset}/{method}" for dataset in DATASETS for method in METHODS]
 
 
-def tables(name: str) -> dict[str, Any]:
-    """The tables of one preset, only what differs from the defaults."""
+def tables(name: str, sigma: float | None = None) -> dict[str, Any]:
+    """The tables of one preset, only what differs from the defaults; some settings depend on `sigma` (0.5 without one)."""
     if name not in names():
         raise ConfigError(f"preset {name!r} is unknown; dpcert presets lists them (a config file must end in .toml)")
     dataset, method = name.split("/")
     content = tomllib.loads(resources.files(__package__).joinpath(f"{dataset}.toml").read_text(encoding="utf-8"))
     own = content.pop("methods", {}).get(method, {})
-    assignments = {f"{section}.{key}": value for section, values in own.items() for key, value in values.items()}
+    at_sigma = own.pop("at-sigma", {}).get(f"{0.5 if sigma is None else sigma:g}", {})
+    assignments = {
+        f"{section}.{key}": value for part in (own, at_sigma) for section, keys in part.items() for key, value in keys.items()
+    }
     return override(content, {"method.name": method, **assignments})

@@ -1,0 +1,99 @@
+"""Adversarial views of a smoothed classifier (SmoothAdv, Salman et al. 2019), one example at a time."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from .._validate import finite_in, integer_in
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SmoothAdv:
+    """x_0 = x and x_j = x' + eta_j: x' = argmax over the L2 ball around x of -log( 1/K sum_j F(x' + eta_j)_y ).
+
+    Projected gradient ascent with the K noises held fixed: each of `steps` steps moves by 2 radius / steps along the
+    normalised gradient (along eta_1 where that is 0: a random direction that the same noise gives again), then back into
+    [0, 1] and into the ball. The radius grows linearly over the first `warmup` epochs (`at`).
+
+    Loss and step are written for one example and mapped over the batch; only the model sees all rows, and it has been
+    checked to treat each alone. A function of (model, x, y, noise): the same arguments give the same views.
+    """
+
+    sigma: float = 0.5
+    copies: int = 2
+    keep_original: bool = True
+    radius: float = 64 / 256
+    steps: int = 2
+    warmup: float = 10.0
+    strength: float = 1.0
+    name: ClassVar[str] = "smoothadv"
+
+    def __post_init__(self) -> None:
+        finite_in("method.sigma", self.sigma, 0.0, 100.0, open_low=True, remedy="the paper uses 0.25, 0.5 and 1.0")
+        integer_in("method.copies", self.copies, 0, 1024)
+        if self.copies == 0:
+            raise ConfigError("method.copies is 0, the attack of smoothadv needs at least one noisy copy; the paper uses 2")
+        remedy = "the paper uses 0.25; for no attack use views gaussian"
+        finite_in("method.smoothadv_radius", self.radius, 0.0, 1e3, open_low=True, remedy=remedy)
+        integer_in("method.smoothadv_steps", self.steps, 1, 1000, remedy="the paper uses 2; for no attack use views gaussian")
+        finite_in("method.smoothadv_warmup", self.warmup, 0.0, 1e6, remedy="in epochs; the paper uses 10")
+        finite_in("strength", self.strength, 0.0, 1.0)
+
+    @property
+    def count(self) -> int:
+        """R, the number of views of an example."""
+        return self.copies + int(self.keep_original)
+
+    def at(self, epoch: float) -> "SmoothAdv":
+        """The views of that moment of the training: the radius is ramped up, a function of public numbers only."""
+        return replace(self, strength=min(1.0, epoch / self.warmup) if self.warmup > 0 else 1.0)
+
+    def __call__(self, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """``x [b, ...]``, standard normal ``noise [b, K, ...]`` -> ``[b, R, ...]``."""
+        if len(x) == 0:
+            return noise.new_empty((0, self.count, *x.shape[1:]))
+        target = copy.deepcopy(model)  # of our own: other threads may use the model
+        target.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions and pools run faster
+        eta, moved = self.sigma * noise, x
+        for _ in range(self.steps):
+            moved = vmap(self._move)(x, moved, _uphill(target, moved, labels, eta), eta[:, 0])
+        noisy = moved.unsqueeze(1) + eta
+        return torch.cat([x.unsqueeze(1), noisy], dim=1) if self.keep_original else noisy
+
+    def _move(self, x: Tensor, moved: Tensor, uphill: Tensor, instead: Tensor) -> Tensor:
+        """One step of one example: along `uphill` (`instead` where that is 0), into [0, 1] and into the ball around x."""
+        radius = self.radius * self.strength
+        uphill = torch.where((uphill == 0).all(), instead, uphill)
+        moved = torch.clamp(moved + 2 * radius / self.steps * uphill / _length(uphill), 0.0, 1.0)
+        offset = moved - x
+        return x + offset * torch.clamp(radius / _length(offset), max=1.0)
+
+
+def loss_of_one(logits: Tensor, label: Tensor) -> Tensor:
+    """-log( mean_j F(x' + eta_j)_y ) of one example, from its logits ``[K, classes]``; log K is left out."""
+    log_f = F.log_softmax(logits, dim=1)
+    is_label = torch.arange(logits.shape[1], device=logits.device) == label
+    return -torch.logsumexp(torch.where(is_label, log_f, 0.0).sum(dim=1), dim=0)
+
+
+def _uphill(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
+    """The gradient of each example's own loss for its own input. The model treats every row alone, so their sum will do."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        logits = model((x.unsqueeze(1) + eta).flatten(0, 1)).unflatten(0, eta.shape[:2])
+        (gradient,) = torch.autograd.grad(vmap(loss_of_one)(logits, labels).sum(), x)
+    return gradient
+
+
+def _length(vector: Tensor) -> Tensor:
+    """The L2 norm, never 0: to be divided by. Scaled by the largest entry, so that tiny gradients keep their direction."""
+    smallest = torch.finfo(vector.dtype).tiny
+    largest = vector.abs().amax().clamp(min=smallest)
+    length: Tensor = torch.linalg.vector_norm(vector / largest) * largest + smallest
+    return length
