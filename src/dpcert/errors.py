@@ -31,3 +31,11 @@ class LedgerError(DpcertError):
 
 class RunError(DpcertError):
     """A run directory that belongs to another request, is in use, or cannot be written."""
+
+
+class AuditError(DpcertError):
+    """An audit that found more leakage than was promised."""
+
+
+class DpcertWarning(UserWarning):
+    """A request that is allowed but hardly meant; the command line prints it as ``warning: ...`` and goes on."""

@@ -25,7 +25,12 @@ _LARGEST_WEIGHT = 1e6
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
     """Mean over the views of the cross-entropy: ``1/(K+1) sum_j L(theta; x^j, y)`` of Algorithm 2."""
-    return F.cross_entropy(logits, label.expand(logits.shape[0]))
+    return -torch.where(_is_label(logits, label), F.log_softmax(logits, dim=1), 0.0).sum(dim=1).mean()
+
+
+def _is_label(logits: Tensor, label: Tensor) -> Tensor:
+    """``[classes]``, true at the label. Unlike an index, it maps over a batch without a loop."""
+    return torch.arange(logits.shape[-1], device=logits.device) == label
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -142,7 +147,7 @@ class Macer:
     def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
         """``[R, classes] -> scalar``."""
         p = F.softmax(self.beta * logits[self.first_noisy :], dim=1).mean(dim=0)
-        is_label = torch.arange(len(p), device=p.device) == label
+        is_label = _is_label(logits, label)
         p_y, others = torch.where(is_label, p, 0.0).sum(), torch.where(is_label, 0.0, p)
         margin = -_quantile(others.sum()) - _quantile(others.amax())
         hinge = torch.clamp(self.gamma - margin, min=0.0)

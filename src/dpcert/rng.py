@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     LEDGER_MAC = 7
     DATA_IDENTITY = 8
     PREDICT = 9
+    AUDIT = 10
 
 
 def secret_key() -> bytes:

@@ -2,11 +2,13 @@
 
 import os
 import sys
+import warnings
+from typing import TextIO
 
 import typer
 
-from ..errors import DpcertError
-from . import account, certify, data, methods, predict, presets, report, run, train
+from ..errors import DpcertError, DpcertWarning
+from . import account, audit, certify, data, methods, predict, presets, report, run, train
 
 app = typer.Typer(
     name="dpcert",
@@ -24,6 +26,7 @@ app.command("certify", rich_help_panel=DO)(certify.certify)
 app.command("predict", rich_help_panel=LOOK)(predict.predict)
 app.command("report", rich_help_panel=LOOK)(report.report)
 app.command("account", rich_help_panel=LOOK)(account.account)
+app.command("audit", rich_help_panel=LOOK)(audit.audit)
 app.command("methods", rich_help_panel=LIST)(methods.methods)
 app.command("presets", rich_help_panel=LIST)(presets.presets)
 app.add_typer(data.app, name="data", rich_help_panel=LIST)
@@ -40,6 +43,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. Exit codes: 0 done, 2 a wrong request (one line on stderr), 130 interrupted with the state saved."""
+    warnings.showwarning = _warn
     try:
         code = app(arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -63,6 +67,19 @@ def _given(error: typer.TyperException, arguments: list[str]) -> str:
         if option in names:
             return f" (given: {value if equals else ' '.join(arguments[place + 1 : place + 2])})"
     return "; see --help"
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings are one line for the user; others (a library's) keep their place of origin."""
+    ours = issubclass(category, DpcertWarning)
+    typer.echo(f"warning: {message}" if ours else f"{filename}:{lineno}: {category.__name__}: {message}", err=True)
 
 
 def _fail(message: str) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 from .._validate import finite_in, integer_in, one_of
 from ..data.dataset import Dataset
-from ..errors import ConfigError, LedgerError, RunError
+from ..errors import ConfigError, DpcertWarning, LedgerError, RunError
 from ..gradients.choose import ENGINES, choose
 from ..gradients.engine import Clip, Engine, trainable
 from ..methods import Method
@@ -117,6 +118,8 @@ def fit(
     optimizer = _optimizer(model, settings)
     engines = choose(settings.engine, model, method.loss, data.input_shape, worker_count(device))
     check_views(method.views, model, data.input_shape)
+    for remark in method.remarks:
+        warnings.warn(remark, DpcertWarning, stacklevel=2)
     if directory is None:
         key = _new_key(settings)
         ledger = _open_ledger(None, key, plan, settings)

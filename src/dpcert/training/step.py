@@ -35,12 +35,12 @@ def private_step(problem: Problem, step: int) -> None:
     memory at once, does not change the result (up to the order of float64 additions).
     """
     batch = torch.from_numpy(problem.mechanism.sample(len(problem.images), step))
-    clipped = _clipped_sum(problem, batch, step, problem.physical_batch)
+    clipped = clipped_sum(problem, batch, step, problem.physical_batch)
     gradient = problem.mechanism.release(clipped, step)
     _descend(problem, gradient)
 
 
-def _clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> ClippedSum:
+def clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> ClippedSum:
     """The clipped sum over the whole batch, `rows` rows at a time; half as many where they do not fit in memory."""
     parts = _parts(len(batch), rows // problem.method.views.count, len(problem.engines))
 
@@ -54,7 +54,7 @@ def _clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> Clipp
     except RuntimeError as error:
         if "memory" not in str(error).lower() or rows < 2 * problem.method.views.count:
             raise
-        return _clipped_sum(problem, batch, step, rows // 2)
+        return clipped_sum(problem, batch, step, rows // 2)
     return total
 
 

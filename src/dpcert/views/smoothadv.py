@@ -1,6 +1,5 @@
 """Adversarial views of a smoothed classifier (SmoothAdv, Salman et al. 2019), one example at a time."""
 
-import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from torch.func import vmap
 
 from .._validate import finite_in, integer_in
 from ..errors import ConfigError
+from ..input_gradients import for_input_gradients
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class SmoothAdv:
         """``x [b, ...]``, standard normal ``noise [b, K, ...]`` -> ``[b, R, ...]``."""
         if len(x) == 0:
             return noise.new_empty((0, self.count, *x.shape[1:]))
-        target = copy.deepcopy(model)  # of our own: other threads may use the model
-        target.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions and pools run faster
+        target = for_input_gradients(model)
         eta, moved = self.sigma * noise, x
         for _ in range(self.steps):
             moved = vmap(self._move)(x, moved, _uphill(target, moved, labels, eta), eta[:, 0])

@@ -1,0 +1,58 @@
+"""What does each method cost beside DPSGD? One step of MNIST's CNN at B = 512 and K = 2, every method in turn."""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks._measure import arguments, interleaved, ratio, save, summary
+import dpcert
+from dpcert.gradients.choose import choose
+from dpcert.gradients.engine import Clip, trainable
+from dpcert.methods import METHODS
+from dpcert.privacy.ledger import Ledger
+from dpcert.privacy.mechanism import Mechanism, make_plan, opening_facts
+from dpcert.rng import key_from_seed
+from dpcert.training.step import Problem, private_step
+from dpcert.workers import worker_count
+
+
+def step_of(name: str) -> Callable[[], None]:
+    data, method = dpcert.load_dataset("mnist"), dpcert.method(name)
+    model = dpcert.build_model("cnn", seed=0)
+    plan = make_plan(
+        dataset_size=60_000,
+        size_given=True,
+        classes=10,
+        classes_given=True,
+        held_out=0,
+        batch_size=512,
+        epochs=40,
+        clip=method.clip_rule,
+        clip_norm=0.1,
+        epsilon=3.0,
+        delta=1e-5,
+    )
+    key = key_from_seed(0, "noise")
+    ledger = Ledger(None, key)
+    ledger.open(opening_facts(plan, noise_is_secret=False))
+    ledger.authorise(0, plan.steps, plan.noise_multiplier, plan.sampling_probability)
+    engines = choose("auto", model, method.loss, (1, 28, 28), worker_count(torch.device("cpu")))
+    optimizer = torch.optim.SGD(trainable(model).values(), lr=0.5, momentum=0.9)
+    clip = Clip(method.clip_rule, 0.1)
+    problem = Problem(model, data.x_train, data.y_train, method, clip, engines, Mechanism(plan, key, ledger), optimizer, 480)
+    steps = iter(range(2000, plan.steps))  # after the ramp of the adversary's radius
+    return lambda: private_step(problem, next(steps))
+
+
+def main() -> None:
+    asked = arguments(__doc__ or "")
+    rounds = 3 if asked.quick else asked.rounds
+    seconds = interleaved({name: step_of(name) for name in METHODS}, rounds)
+    found = {name: {**summary(times), "over_dpsgd": ratio(times, seconds["dpsgd"])} for name, times in seconds.items()}
+    for name, row in found.items():
+        print(f"{name:26s} {row['median_ms']:7.1f} ms   {row['over_dpsgd']['median']:.2f} x DPSGD")  # type: ignore[index]
+    save("methods", {"rounds": rounds, "methods": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Empirical lower bounds on epsilon: from how well an adversary tells two neighbouring data sets apart.
+
+An adversary scores what the mechanism released and says "the canary was in" above a threshold. With w wrong guesses of the
+first kind (said in, was out) among n, and likewise of the second kind, Clopper-Pearson gives upper bounds on both error
+rates; no mechanism that keeps its promise allows both to be as small as they are when the promise is broken.
+
+Two readings of the same error rates (a = false positives, b = false negatives, both upper bounds):
+    any mechanism        epsilon >= log( (1 - delta - b) / a ), or with a and b exchanged (Kairouz et al. 2015)
+    a Gaussian mechanism mu >= Phi^-1(1 - a) - Phi^-1(b), then the exact epsilon of mu (Dong et al. 2022; Nasr et al. 2023)
+The second is much sharper, and is the right one for a step that claims to be a Gaussian mechanism of noise rho (mu = 1/rho).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, stats
+
+from .._validate import finite_in, integer_in
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """What the scores prove at the stated confidence; both numbers are lower bounds on the true ones."""
+
+    mu: float
+    gaussian_epsilon: float
+    any_epsilon: float
+    false_positives: float
+    false_negatives: float
+    draws: int
+    confidence: float
+    delta: float
+
+    @property
+    def ceiling(self) -> float:
+        """The largest Gaussian epsilon that so many draws could prove, with a perfect adversary."""
+        return _from_errors(0, 0, self.draws, self.draws, self.confidence, self.delta).gaussian_epsilon
+
+
+def lower_bound(
+    without: np.ndarray, with_canary: np.ndarray, threshold: float, *, confidence: float = 0.999, delta: float = 1e-5
+) -> LowerBound:
+    """The bound from scores of releases without and with the canary.
+
+    Guarantee: below the true values with probability `confidence`, if the threshold was chosen without these scores.
+    A score that is not a number counts as a wrong guess on either side.
+    """
+    finite_in("confidence", confidence, 0.5, 1.0, open_high=True)
+    integer_in("draws", min(len(without), len(with_canary)), 1)
+    wrong_in = int(np.sum(~(without <= threshold)))
+    wrong_out = int(np.sum(~(with_canary > threshold)))
+    return _from_errors(wrong_in, wrong_out, len(without), len(with_canary), confidence, delta)
+
+
+def _from_errors(wrong_in: int, wrong_out: int, n_without: int, n_with: int, confidence: float, delta: float) -> LowerBound:
+    each = 1.0 - (1.0 - confidence) / 2.0  # two bounds share the risk
+    a, b = _upper(wrong_in, n_without, each), _upper(wrong_out, n_with, each)
+    mu = max(0.0, float(stats.norm.isf(a) - stats.norm.ppf(b)))
+    any_epsilon = max(0.0, *(math.log((1 - delta - x) / y) if 1 - delta - x > 0 else 0.0 for x, y in ((a, b), (b, a))))
+    return LowerBound(mu, gaussian_epsilon(mu, delta), any_epsilon, a, b, min(n_without, n_with), confidence, delta)
+
+
+def _upper(wrong: int, draws: int, confidence: float) -> float:
+    """Clopper-Pearson: the largest error rate that would show so few errors this rarely."""
+    return 1.0 if wrong >= draws else float(stats.beta.ppf(confidence, wrong + 1, draws - wrong))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The exact epsilon of the Gaussian mechanism with noise 1/mu of the sensitivity (Balle and Wang 2018).
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu); solved for epsilon.
+    """
+    finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    if mu <= 0:
+        return 0.0
+
+    def excess(epsilon: float) -> float:
+        second = math.exp(min(700.0, epsilon + float(stats.norm.logcdf(-mu / 2 - epsilon / mu))))
+        return float(stats.norm.cdf(mu / 2 - epsilon / mu)) - second - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    highest = mu * mu / 2 + mu * float(stats.norm.isf(delta))  # there the first term alone is at most delta
+    return float(optimize.brentq(excess, 0.0, highest, xtol=1e-12))
