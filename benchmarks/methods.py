@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks._measure import arguments, interleaved, ratio, save, summary
 import dpcert
+from benchmarks._measure import arguments, interleaved, ratio, save, summary
 from dpcert.gradients.choose import choose
 from dpcert.gradients.engine import Clip, trainable
 from dpcert.methods import METHODS

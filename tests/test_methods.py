@@ -53,6 +53,7 @@ def test_every_preset_builds_its_method(dataset, name, sigma):
     assert type(method.views) is type(built.views) and type(method.regulariser) is type(built.regulariser)
 
 
+@pytest.mark.filterwarnings("ignore::dpcert.errors.DpcertWarning")
 @pytest.mark.parametrize("parts", itertools.product(VIEWS, REGULARISERS, CLIP_RULES), ids="-".join)
 def test_any_combination_trains_or_is_refused_for_a_reason(parts):
     views, regulariser, clip = parts

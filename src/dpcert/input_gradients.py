@@ -35,6 +35,9 @@ def _has_phases(layer: nn.Module) -> bool:
 class _OverPhases(nn.Module):
     """A convolution of stride s as one of stride 1: pixels (s i + a, s j + b) become channel (a, b) of pixel (i, j)."""
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         assert isinstance(layer, nn.Conv2d)
@@ -50,5 +53,5 @@ class _OverPhases(nn.Module):
         height, width = x.shape[-2] + 2 * vertical, x.shape[-1] + 2 * horizontal
         # Zeros that make both sides whole multiples of s come last: no window reaches past the original's last one with them.
         padded = F.pad(x, (horizontal, horizontal + -width % s, vertical, vertical + -height % s))
-        out = F.conv2d(F.pixel_unshuffle(padded, s), self.weight, self.bias)  # type: ignore[arg-type]
+        out = F.conv2d(F.pixel_unshuffle(padded, s), self.weight, self.bias)
         return out[..., : (height - self.weight.shape[-2] * s) // s + 1, : (width - self.weight.shape[-1] * s) // s + 1]

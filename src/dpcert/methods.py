@@ -117,17 +117,17 @@ class Row:
 
 METHODS: dict[str, Row] = {
     "regular": Row("none", "none", "none", "Section 4.1 (non-private baseline)", 1.0),
-    "regular-gaussian": Row("gaussian", "none", "none", "Cohen et al. 2019 (non-private upper bound)", 1.0),
+    "regular-gaussian": Row("gaussian", "none", "none", "Cohen et al. 2019 (non-private upper bound)", 2.6),
     "dpsgd": Row("none", "none", "flat", "Algorithm 1", 1.0),
     "psac": Row("none", "none", "psac", "Section 4.1, Appendix on PSAC", 1.0),
-    "dp-gaussian": Row("gaussian", "none", "flat", "Algorithm 2", 1.0),
-    "dp-smoothadv": Row("smoothadv", "none", "flat", "Algorithm 2, adversarial augmentation", 1.0),
-    "dp-stability": Row("gaussian", "stability", "flat", "Algorithm 2, stability training", 1.0),
-    "dp-macer": Row("gaussian", "macer", "flat", "Algorithm 2, MACER training", 1.0),
-    "dp-gaussian+psac": Row("gaussian", "none", "psac", "Appendix, ablation of PSAC", 1.0),
-    "dp-smoothadv+psac": Row("smoothadv", "none", "psac", "Appendix, ablation of PSAC", 1.0),
-    "dp-gaussian+consistency": Row("gaussian", "consistency", "flat", "Appendix, ablation of consistency", 1.0),
-    "dp-smoothadv+consistency": Row("smoothadv", "consistency", "flat", "Appendix, ablation of consistency", 1.0),
+    "dp-gaussian": Row("gaussian", "none", "flat", "Algorithm 2", 2.6),
+    "dp-smoothadv": Row("smoothadv", "none", "flat", "Algorithm 2, adversarial augmentation", 5.6),
+    "dp-stability": Row("gaussian", "stability", "flat", "Algorithm 2, stability training", 2.7),
+    "dp-macer": Row("gaussian", "macer", "flat", "Algorithm 2, MACER training", 2.7),
+    "dp-gaussian+psac": Row("gaussian", "none", "psac", "Appendix, ablation of PSAC", 2.6),
+    "dp-smoothadv+psac": Row("smoothadv", "none", "psac", "Appendix, ablation of PSAC", 5.6),
+    "dp-gaussian+consistency": Row("gaussian", "consistency", "flat", "Appendix, ablation of consistency", 2.7),
+    "dp-smoothadv+consistency": Row("smoothadv", "consistency", "flat", "Appendix, ablation of consistency", 5.6),
 }
 
 VIEWS: dict[str, Callable[..., Views]] = {"none": Original, "gaussian": Gaussian, "smoothadv": SmoothAdv}

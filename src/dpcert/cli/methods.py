@@ -2,7 +2,9 @@
 
 
 def methods() -> None:
-    """The training methods: what each is made of, and where the paper has it.
+    """The training methods: what each is made of, where the paper has it, and what a step costs beside DPSGD's (K = 2).
+
+    docs/methods.md says when to use which.
 
     Example:  dpcert methods
     """
@@ -10,6 +12,7 @@ def methods() -> None:
     from ._show import print_table
 
     rows = [
-        (name, r.views, r.regulariser, r.clip, "no" if r.clip == "none" else "yes", r.source) for name, r in METHODS.items()
+        (name, r.views, r.regulariser, r.clip, "no" if r.clip == "none" else "yes", f"{r.cost:.1f} x", r.source)
+        for name, r in METHODS.items()
     ]
-    print_table(("method", "views", "regulariser", "clip", "private", "in the paper"), rows)
+    print_table(("method", "views", "regulariser", "clip", "private", "cost", "in the paper"), rows)

@@ -1,17 +1,18 @@
 """The Python door to training: `dpcert.train`, with plain arguments."""
 
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from torch import nn
 
 from ..data.dataset import Dataset
-from ..methods import Method
+from ..methods import Method, settings_of
 from ..methods import method as named_method
 from ..models.registry import build_model
 from ..progress import Progress, silent
 from ..store.runs import RunDirectory
 from ..training.loop import Run, Settings, fit
-from .config import Config, parse
+from .config import Config, MethodConfig, parse
 from .run import train_in
 
 
@@ -85,7 +86,11 @@ def _as_config(
 ) -> Config:
     views = method.views
     sigma = {} if views.sigma is None else {"sigma": float(views.sigma), "copies": views.copies}
-    regulariser = "none" if method.regulariser is None else type(method.regulariser).__name__
+    regulariser = (
+        "none" if method.regulariser is None else getattr(method.regulariser, "name", type(method.regulariser).__name__)
+    )
+    parts = [part for part in (views, method.regulariser, method.clip_rule) if is_dataclass(part)]
+    own = {key: getattr(part, field) for part in parts for key, field in settings_of(part).items()}
     tables = {
         "data": {"name": data.name, "size": dataset_size, "classes": data.classes, "validation": data.held_out},
         "model": {"name": model},
@@ -96,6 +101,7 @@ def _as_config(
             "clip": method.clip_rule.name,
             "keep_original": getattr(views, "keep_original", True),
             **sigma,
+            **{key: value for key, value in own.items() if key in MethodConfig.model_fields},
         },
         "train": {
             "epochs": settings.epochs,
