@@ -129,7 +129,8 @@ def test_predict_ones_own_files(finished, tmp_path, capsys):
 
 def test_lists(capsys):
     for command, word in (
-        (["methods"], "dp-gaussian"),
+        (["methods"], "dp-smoothadv+consistency"),
+        (["methods"], "cost"),
         (["presets"], "fashion-mnist/psac"),
         (["data", "list"], "cifar10"),
         (["data", "verify", "mnist"], "60000 training"),
@@ -149,6 +150,20 @@ def test_account(capsys):
         assert word in capsys.readouterr().out
 
 
+def test_audit(capsys):
+    assert call("audit", "dpsgd", "--draws", "200", "--seed", "0") == 0
+    out = capsys.readouterr().out
+    assert "holds" in out and "4.377" in out and "2 x 200 draws" in out
+
+
+def test_odd_but_allowed_is_one_warning(tmp_path, capsys):
+    np.savez(tmp_path / "blobs.npz", **blobs(0))
+    own = ["--set", f"data.path={tmp_path / 'blobs.npz'}", *SMALL, "--out", str(tmp_path / "run")]
+    assert call("train", "mnist/dp-gaussian+consistency", "--set", "method.copies=1", *own) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1 and "always 0" in warnings[0]
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -159,6 +174,7 @@ def test_account(capsys):
         ["predict"],
         ["report"],
         ["account"],
+        ["audit"],
         ["methods"],
         ["presets"],
         ["data"],
@@ -237,6 +253,29 @@ def test_every_wrong_request_gets_one_line_and_loses_nothing(finished, tmp_path,
             ["train", *own, "--set", "model.name=linear", "--set", "train.batch_size=10", "--out", "/proc/nothing/here"],
             "/proc/nothing",
         ),
+        "fewer than no copies": (["train", "--set", "method.copies=-1", *out], "method.copies"),
+        "no copies": (["train", "--set", "method.copies=0", *out], "at least one noisy copy"),
+        "attack without copies": (["train", "mnist/dp-smoothadv", "--set", "method.copies=0", *out], "at least one noisy copy"),
+        "no view at all": (
+            ["train", "--set", "method.copies=0", "--set", "method.keep_original=false", *out],
+            "at least one noisy copy",
+        ),
+        "regulariser without noisy views": (
+            ["train", "mnist/dpsgd", "--set", "method.regulariser=consistency", *out],
+            "needs noisy copies",
+        ),
+        "stability without the original": (
+            ["train", "mnist/dp-stability", "--set", "method.keep_original=false", *out],
+            "keep",
+        ),
+        "negative weight": (["train", "mnist/dp-stability", "--set", "method.stability_gamma=-1", *out], "stability_gamma"),
+        "radius of the attack": (
+            ["train", "mnist/dp-smoothadv", "--set", "method.smoothadv_radius=0", *out],
+            "smoothadv_radius",
+        ),
+        "setting of another part": (["train", "--set", "method.macer_beta=2", *out], "macer_beta"),
+        "audit of nothing": (["audit", "regular"], "does not clip"),
+        "audit of the unknown": (["audit", "magic"], "magic"),
         "unknown data set": (["data", "fetch", "imagenet"], "imagenet"),
         "out is a file": (
             ["train", *own, "--set", "model.name=linear", "--set", "train.batch_size=10", "--out", str(npz)],
