@@ -1,5 +1,6 @@
 """Run directories as plain values, and the table of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,12 @@ def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
                 )
             )
     return table
+
+
+def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table for a page of Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _percent(share: float | None) -> str:

@@ -1,0 +1,91 @@
+"""Builds docs/guarantees.md from what the last ``make test-all`` wrote down (build/evidence.jsonl).
+
+    python -m tests.guarantees
+
+A promise without evidence stands there as not shown. Nothing is typed in by hand but the promises themselves.
+"""
+
+import json
+from pathlib import Path
+
+from tests.conftest import EVIDENCE
+
+PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
+PROMISES = {
+    "D1": "isolation: changing one record changes no other per-example gradient, by a bit, for every method",
+    "D2": "sensitivity: one record moves the clipped sum by at most C",
+    "D3": "noise: right scale, Gaussian, uncorrelated, no block repeated",
+    "D4": "tail: no cap below 8.5 standard deviations",
+    "D5": "sampling is Poisson",
+    "D6": "public constants: N -> N±1 records leaves the plan byte-identical when the public size is given",
+    "D7": "degenerate input: refused by loaders; later an empty batch is charged, a bad gradient counts as 0",
+    "D8": "accounting: never below the optimistic bound; closed form; calibration uses its budget and never passes it",
+    "D9": "the ledger is ahead of the step; after a kill reported >= true, at most one block more",
+    "D10": "one-step white-box audit of every method: below the exact epsilon, at least 0.6 of it",
+    "D11": "end-to-end audits: lower bound below the reported epsilon",
+    "D12": "honest printing: a finite epsilon only if clip, noise, Poisson, ledger and secret noise",
+    "D13": "no side outputs: swapping one record changes only what depends on the released weights",
+    "D14": "tuning is charged, or the statement says it was not",
+    "D15": "mutants of the critical files are killed by named tests",
+    "C1": "coverage of certificates at alpha = 0.001",
+    "C2": "closed form: radii of a linear classifier against the true distance",
+    "C3": "no attack inside a certified radius changes the class",
+    "C5": "the confidence sequence keeps alpha under an adversarial stopping rule",
+    "C6": "batch size, threads, order and fast path change no vote",
+    "C7": "a certificate names its alpha, n0, n, sigma, dtype, model; NaN and ties are wrong votes",
+    "R1": "kill -9 anywhere: resume gives 0 differing bytes",
+    "R2": "a failing write leaves the previous state; resume works",
+    "R3": "bit flips and truncations of state files are detected",
+    "R4": "a physical batch that does not fit is halved; charged once; results agree",
+    "R5": "a second process is refused; SIGTERM leaves durable state",
+    "S1": "no pickle on any load path",
+    "S3": "archives are read member by member with caps; hostile members are refused",
+    "S4": "an unknown or ill-typed config key is an error that names it",
+    "S6": "released files hold no byte of a key; key files are 0600",
+    "fuzz": "readers: only the documented error, bounded memory and time",
+}
+
+
+def rows(evidence: list[dict[str, object]]) -> list[list[str]]:
+    """A row for each promise; the entries of one id are joined, those of a test that ran twice replaced."""
+    table = []
+    for identity, promise in PROMISES.items():
+        latest = {str(entry["test"]): entry for entry in evidence if entry["id"] == identity}
+        if not latest:
+            table.append([identity, promise, "**not shown by the last run**", "", "", ""])
+            continue
+        entries = list(latest.values())
+        figures, twins = (list(dict.fromkeys(str(e[key]) for e in entries if e[key])) for key in ("figure", "twin"))
+        trials = sum(int(str(e["trials"])) for e in entries)
+        seconds = sum(float(str(e["seconds"])) for e in entries)
+        table.append([identity, promise, "; ".join(figures), f"{trials:,}", f"{seconds:,.0f} s", "; ".join(twins)])
+    return table
+
+
+def page(evidence: list[dict[str, object]]) -> str:
+    """The whole page."""
+    lines = [
+        "# What is guaranteed, and what showed it",
+        "",
+        "Built by `make guarantees` from the evidence that the tests of the last `make test-all` wrote down; not edited by hand.",
+        "A twin is a deliberately broken mechanism that the same test must reject. What each way of losing a guarantee looks like",
+        "is told in [pitfalls.md](pitfalls.md), to whom what is promised in [threat_model.md](threat_model.md).",
+        "",
+        "| id | promise | figure reached | trials | time | twins |",
+        "|---|---|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows(evidence)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    evidence = [json.loads(line) for line in EVIDENCE.read_text().splitlines()] if EVIDENCE.exists() else []
+    PAGE.write_text(page(evidence))
+    print(
+        f"{PAGE.relative_to(Path.cwd())}: {len({entry['id'] for entry in evidence} & set(PROMISES))} of {len(PROMISES)} shown"
+    )
+
+
+if __name__ == "__main__":
+    main()
