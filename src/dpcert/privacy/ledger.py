@@ -106,17 +106,36 @@ class Ledger:
         With the run key every HMAC is checked too; without it the chain, the order of the events and the counts are.
         """
         try:
-            text = path.read_bytes().decode("utf-8")
+            data = path.read_bytes()
         except FileNotFoundError as error:
             raise LedgerError(f"ledger {path} is missing; without it no epsilon can be stated") from error
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise LedgerError(f"ledger {path} cannot be read: {error}") from error
-        if not text.endswith("\n"):
-            raise LedgerError(f"ledger {path} is cut off or empty; {_REMEDY}")
         ledger = cls(path, mac_key)
-        for number, line in enumerate(text[:-1].split("\n"), start=1):
-            ledger._accept(line, f"ledger {path} line {number}")
+        ledger._accept_all(data, f"ledger {path}")
         return ledger
+
+    @classmethod
+    def parse(cls, data: bytes, origin: str) -> "Ledger":
+        """`load` for bytes that came from elsewhere (a member of a bundle): kept in memory, without the run key."""
+        ledger = cls()
+        ledger._accept_all(data, origin)
+        return ledger
+
+    def without_macs(self) -> bytes:
+        """The file for those who never had the run key: the same chain and head, no HMAC (the chain does not cover them)."""
+        entries = [{k: v for k, v in json.loads(line).items() if k != "mac"} for line in self._lines]
+        return "".join(f"{canonical_json(entry)}\n" for entry in entries).encode()
+
+    def _accept_all(self, data: bytes, origin: str) -> None:
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise LedgerError(f"{origin} cannot be read: {error}") from error
+        if not text.endswith("\n"):
+            raise LedgerError(f"{origin} is cut off or empty; {_REMEDY}")
+        for number, line in enumerate(text[:-1].split("\n"), start=1):
+            self._accept(line, f"{origin} line {number}")
 
     def _accept(self, line: str, where: str) -> None:
         try:
