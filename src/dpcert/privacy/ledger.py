@@ -33,6 +33,7 @@ class Ledger:
         self._mac_key = mac_key
         self._lines: list[str] = []
         self._events: list[Event] = []
+        self._steps = 0  # kept, not counted anew: a long ledger is read in one pass
         self.head = GENESIS
 
     @property
@@ -55,7 +56,7 @@ class Ledger:
     @property
     def steps_authorised(self) -> int:
         """How many steps are charged."""
-        return sum(event["steps"] for event in self._events if event["event"] == "authorise")
+        return self._steps
 
     def releases(self) -> Iterator[GaussianSteps]:
         """The charged steps, as the accountant understands them."""
@@ -97,7 +98,7 @@ class Ledger:
             # The whole file at once: a few kilobytes, and no half line can ever be seen.
             write_atomically(self.path, ("\n".join(lines) + "\n").encode())
         self._lines, self.head = lines, digest
-        self._events.append(event)
+        self._take(event)
 
     @classmethod
     def load(cls, path: Path, mac_key: bytes | None = None) -> "Ledger":
@@ -153,8 +154,12 @@ class Ledger:
                 raise LedgerError(f"{where} was not written by this run (its HMAC is wrong); {_REMEDY}")
         self._check_order(event, where)
         self._lines.append(line)
-        self._events.append(event)
+        self._take(event)
         self.head = digest
+
+    def _take(self, event: Event) -> None:
+        self._events.append(event)
+        self._steps += event["steps"] if event["event"] == "authorise" else 0
 
     def _check_order(self, event: Event, where: str) -> None:
         kind = event.get("event")

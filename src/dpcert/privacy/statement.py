@@ -59,7 +59,11 @@ class Statement:
                 f"{self.clip_norm:g}, noise multiplier {self.noise_multiplier:g}.",
                 _NOISE[self.noise_source],
             ]
-        made = [] if self.versions is None else [f"Made with {', '.join(f'{k} {v}' for k, v in self.versions.items())}."]
+        made = (
+            []
+            if self.versions is None
+            else [f"Made with {', '.join(f'{name} {self.versions[name]}' for name in sorted(self.versions))}."]
+        )
         return (*how, *self.conditions, *made)
 
     def __str__(self) -> str:
@@ -82,7 +86,7 @@ class Statement:
             "sampling": self.sampling,
             "noise_source": self.noise_source,
             "tuning": self.tuning,
-            "versions": None if self.versions is None else dict(self.versions),
+            "versions": None if self.versions is None else dict(sorted(self.versions.items())),
             "sentences": list(self.sentences),
         }
 

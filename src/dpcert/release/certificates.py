@@ -11,7 +11,7 @@ import numpy as np
 from ..certification.bounds import certified_radius, lower_confidence_bound
 from ..certification.metrics import Estimate, average_certified_radius, certified_accuracy
 from ..certification.smooth import ABSTAIN
-from ..certification.sweep import PER_INPUT, SIMULTANEOUS
+from ..certification.sweep import PER_INPUT, SIMULTANEOUS, Request
 from ..errors import VerifyError
 from ..store.durable import canonical_json, sha256_hex
 from ..store.records import AnyRow, CertificateRow, RobustRow, header, row_of
@@ -47,6 +47,8 @@ def belongs(content: Content, entry: dict[str, Any], model_sha256: str | None) -
     for name in _NAMED:
         if facts[name] != entry[name]:
             raise VerifyError(f"its .json says {name} = {facts[name]}, metrics.json {entry[name]}")
+    if facts.get("together") != entry.get("together"):
+        raise VerifyError(f"its .json says {facts.get('together')} inputs share alpha, metrics.json {entry.get('together')}")
     if facts["alpha_is"] != entry.get("alpha_is", PER_INPUT):
         raise VerifyError(f"its .json says alpha is {facts['alpha_is']}, metrics.json {entry.get('alpha_is', PER_INPUT)}")
     return _of_model(facts, model_sha256)
@@ -90,6 +92,7 @@ def radii_follow(content: Content, entry: dict[str, Any]) -> str:
 
 def _alpha_each(entry: dict[str, Any]) -> float:
     """Alpha of one certificate: the stated one, or its share where they are said to hold all together."""
+    Request(entry["sigma"], entry["n0"], entry["n"], entry["alpha"])  # raises for what no certificate can be made with
     if entry.get("alpha_is", PER_INPUT) == PER_INPUT:
         return float(entry["alpha"])
     if entry["alpha_is"] != SIMULTANEOUS or entry["together"] != entry["examples"]:

@@ -20,7 +20,7 @@ CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", 
 REPORT, STATEMENT, MANIFEST = "report.html", "statement.txt", "bundle.json"
 ROWS = re.compile(r"(certificates|robust)-[A-Za-z0-9.+-]{1,100}\.(tsv|json)")
 MOST_MEMBERS = 1000
-MOST_BYTES = {MODEL: 2 << 30}
+MOST_BYTES = {MODEL: 2 << 30, LEDGER: 64 << 20, CONFIG: 1 << 20}
 MOST_BYTES_OF_OTHERS = 256 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip file knows
 

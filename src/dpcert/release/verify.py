@@ -7,6 +7,7 @@ rows. What such a check can never show (that the ledger tells the truth about wh
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from .certificates import NotCheckedError
 from .files import CONFIG, LEDGER, MANIFEST, METRICS, MODEL, STATEMENT, PublicFiles
 
 OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
+_LARGEST_MU, _MOST_SETTINGS = 30.0, 8
 _CLOSE = 1e-6  # relative: epsilon recomputed by another build of the same accountant
 
 
@@ -75,16 +77,38 @@ class Evidence:
     @cached_property
     def statement(self) -> Statement:
         """What the ledger proves. The versions, of which it knows nothing, are the model header's (or, without one, stated)."""
+        _refuse_costly(self.ledger)
         if self.has(MODEL):
             return state(self.ledger, recorded_versions(self.header))
         stated = self.metrics["privacy"].get("versions")
         return state(self.ledger, stated if isinstance(stated, dict) else None)
 
 
+def _refuse_costly(ledger: Ledger) -> None:
+    """Refuse a ledger made to keep the accountant busy for hours: no honest one is near these bounds.
+
+    The central limit of Gaussian DP, mu^2 = sum of T q^2 (exp(1/rho^2) - 1), tells cheaply how much the steps spend; at
+    mu = 30 epsilon is in the hundreds, where a calibrated run never is.
+    """
+    charged = Counter[tuple[float, float]]()
+    for release in ledger.releases():
+        if release.noise_multiplier == 0.0:
+            return  # not private: nothing is composed
+        charged[release.noise_multiplier, release.sampling_probability] += release.steps
+    _expect(len(charged) <= _MOST_SETTINGS, f"the ledger holds {len(charged)} settings of the noise; a run has one")
+    spent = 0.0
+    for (rho, q), steps in charged.items():
+        per_step = 1.0 / max(rho, 1e-3) ** 2
+        one = per_step if q == 1.0 else q * q * math.expm1(min(per_step, 600.0))
+        spent += min(steps, 2**62) * one
+    _expect(spent <= _LARGEST_MU**2, "its steps spend hundreds of epsilon: such a ledger promises nothing")
+
+
 def verify(files: PublicFiles) -> list[Check]:
     """All checks, in the order of the claims. Never raises for what is in the files: that is a failed check."""
     evidence = Evidence(files)
-    checks = [_run(name, partial(check, evidence)) for name, check in _CHECKS.items()]
+    wanted = {**(_OF_A_BUNDLE if files.is_bundle else {}), **_CHECKS}
+    checks = [_run(name, partial(check, evidence)) for name, check in wanted.items()]
     return [*checks, *_certificates(evidence), *_out_of_reach()]
 
 
@@ -114,8 +138,6 @@ def _expect(holds: bool, words: str) -> None:
 
 
 def _manifest(evidence: Evidence) -> str:
-    if not evidence.files.is_bundle:
-        raise NotCheckedError("a run directory has no list of its files")
     stated = certificates.json_object(evidence.bytes_of(MANIFEST), MANIFEST)["sha256"]
     actual = {name: sha256_hex(data) for name, data in evidence.files.content.items() if name != MANIFEST}
     _expect(set(stated) == set(actual), f"{MANIFEST} lists other files: {sorted(set(stated) ^ set(actual))[:3]}")
@@ -185,7 +207,8 @@ def _same_statement(stated: Any, proved: dict[str, Any], where: str, required: t
         if name not in stated:
             _expect(name not in required, f"{where} states no {name}")
             continue  # a run made before this was recorded
-        _expect(_equal(stated[name], value), f"{where} says {name} = {stated[name]}, the ledger {value}")
+        words = f"other {name} than" if isinstance(value, (list, dict)) else f"{name} = {stated[name]!s:.60}, not {value} as"
+        _expect(_equal(stated[name], value), f"{where} states {words} the ledger proves")
 
 
 def _equal(stated: Any, value: Any) -> bool:
@@ -236,20 +259,17 @@ def _model_and_epsilon(evidence: Evidence) -> str:
 
 
 def _statement_text(evidence: Evidence) -> str:
-    if not evidence.files.is_bundle:
-        raise NotCheckedError(f"a run directory has no {STATEMENT}")
     _expect(evidence.bytes_of(STATEMENT).decode() == f"{evidence.statement}\n", f"{STATEMENT} says something else")
     return "word for word what the ledger proves"
 
 
+_OF_A_BUNDLE: dict[str, Callable[[Evidence], str]] = {"bundle's list of files": _manifest, "statement.txt": _statement_text}
 _CHECKS: dict[str, Callable[[Evidence], str]] = {
-    "bundle's list of files": _manifest,
     "ledger chain": _chain,
     "ledger closed": _finished,
     "ledger against its plan": _plan,
     "ledger against config": _config_and_plan,
     "epsilon recomputed": _epsilon,
-    "statement.txt": _statement_text,
     "model content": _model,
     "model against config": _model_and_config,
     "model against ledger": _model_and_ledger,
