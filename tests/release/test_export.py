@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import shutil
+import warnings
 import zipfile
 
 import numpy as np
@@ -176,7 +177,7 @@ def member(name, data=b"x", *, compress=zipfile.ZIP_STORED, mode=0o100644):
 
 def archive(*members):
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(buffer, "w") as file:  # a doubled name is meant
         for info, data in members:
             file.writestr(info, data)
     return buffer.getvalue()
