@@ -272,6 +272,25 @@ def test_a_forgery_that_agrees_with_itself_throughout_is_out_of_reach_and_is_sai
     assert "not checked  that these steps were what ran" in capsys.readouterr().out
 
 
+def test_an_interrupted_sweep_claims_nothing(copied, tmp_path):
+    for name in ("certificates-sigma0.70", "robust-sigma0.50-r0.2"):
+        (copied / f"{name}.tsv").write_text("idx\tlabel\tpre")
+    found = outcomes(copied)
+    assert FAILED not in found.values()
+    assert (
+        found["certificates-sigma0.70.tsv belongs to the model"]
+        == NOT_CHECKED
+        == found["robust-sigma0.50-r0.2.tsv belongs to the model"]
+    )
+    assert call("export", copied, tmp_path / "b.zip") == 0
+    assert not {"certificates-sigma0.70.tsv", "robust-sigma0.50-r0.2.tsv"} & set(read_public_files(tmp_path / "b.zip").content)
+
+
+def test_answers_at_a_radius_must_be_of_this_model(copied):
+    edit_json(copied / "robust-sigma0.50-r0.1.json", lambda facts: facts.update(model_sha256="0" * 64))
+    assert failures(copied) == ["robust-sigma0.50-r0.1.tsv belongs to the model"]
+
+
 def test_an_unfinished_run_does_not_verify(copied, capsys):
     for name in ("model.safetensors", "metrics.json"):
         (copied / name).unlink()

@@ -55,11 +55,12 @@ def belongs(content: Content, entry: dict[str, Any], model_sha256: str | None) -
 
 
 def side_file(content: Content, name: str, model_sha256: str | None) -> str:
-    """Rows that metrics.json does not speak of (answers at one radius, an unfinished sweep): whole, and of this model."""
-    kind = RobustRow if name.startswith("robust-") else CertificateRow
-    rows = _rows(kind, content, name)
-    why = "they hold no counts to recompute" if kind is RobustRow else "metrics.json has no figures of them"
-    return f"{len(rows)} rows, {_of_model(_sidecar(content, name), model_sha256)}; not recomputed: {why}"
+    """Rows that metrics.json does not speak of: answers at one radius must be whole and of this model; others claim nothing."""
+    if not name.startswith("robust-") or not content[name].endswith(b"\n"):
+        raise NotCheckedError("metrics.json has no figures of it: a sweep that was interrupted claims nothing")
+    rows = _rows(RobustRow, content, name)
+    of_model = _of_model(_sidecar(content, name), model_sha256)
+    return f"{len(rows)} answers at one radius, {of_model}; they hold no counts to recompute"
 
 
 def _of_model(facts: dict[str, Any], model_sha256: str | None) -> str:

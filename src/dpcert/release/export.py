@@ -101,7 +101,10 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
 def _row_files(evidence: Evidence, metrics: dict[str, Any]) -> list[str]:
     """The rows metrics.json stands on, and finished answers at one radius; never those of held-out records."""
     named = [entry["file"] for entry in metrics["certification"]]
-    robust = [name for name in evidence.files.content if name.startswith("robust-") and name.endswith(".tsv")]
+    content = evidence.files.content
+    robust = [
+        name for name in content if name.startswith("robust-") and name.endswith(".tsv") and content[name].endswith(b"\n")
+    ]
     chosen = [name for name in (*named, *robust) if not is_of_validation(name)]
     for name in chosen:
         if not evidence.has(name) or not evidence.has(PurePath(name).with_suffix(".json").name):
@@ -131,7 +134,7 @@ def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, s
         elif ROWS.fullmatch(file.name) and is_of_validation(file.name):
             reasons[file.name] = "held-out training records, which epsilon does not cover"
         elif ROWS.fullmatch(file.name):
-            reasons[file.name] = "no figures in metrics.json"
+            reasons[file.name] = "unfinished: metrics.json has no figures of it"
         else:
             reasons[file.name] = "has no place in a bundle"
     return reasons
