@@ -37,5 +37,9 @@ class AuditError(DpcertError):
     """An audit that found more leakage than was promised."""
 
 
+class VerifyError(DpcertError):
+    """A run or bundle whose files contradict each other, or what it claims."""
+
+
 class DpcertWarning(UserWarning):
     """A request that is allowed but hardly meant; the command line prints it as ``warning: ...`` and goes on."""

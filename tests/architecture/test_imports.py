@@ -30,9 +30,10 @@ RANK = {
     "training": 5,
     "experiment": 6,
     "report": 6,
-    "cli": 7,
-    "__init__": 8,
-    "__main__": 8,
+    "release": 7,
+    "cli": 8,
+    "__init__": 9,
+    "__main__": 9,
 }
 JOINTS = {
     "privacy/mechanism",
@@ -58,7 +59,7 @@ JOINTS = {
     "store/runs",
     "store/records",
 }
-JOINED_FOLDERS = ("experiment", "report", "cli")
+JOINED_FOLDERS = ("experiment", "report", "release", "cli")
 
 
 def name_of(path: Path) -> str:

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtri
+from scipy.stats import beta, binom
 
 import dpcert
 from dpcert.certification.metrics import even_subset
@@ -105,3 +107,59 @@ def test_skipping_misclassified_examples_keeps_every_figure(tmp_path):
     wrong = skipped.count == -1
     assert wrong.any() and (skipped.radius[wrong] == 0).all() and (skipped.predict[wrong] != Y[wrong]).all()
     assert torch.equal(plain.count[~wrong], skipped.count[~wrong])
+
+
+# ------------------------------------------------------------------ simultaneous certificates
+
+
+class KnownVotes:
+    """A classifier whose top class has probability p exactly: the true radius is known."""
+
+    def __init__(self, p, sigma, generator):
+        self.p, self.sigma, self.generator = p, sigma, generator
+
+    def count(self, x, start, stop, purpose, index):
+        wins = int(self.generator.binomial(stop - start, self.p))
+        return np.array([wins, stop - start - wins])
+
+
+def families_with_a_failure(together, *, inputs=30, trials=300, alpha=0.05, p=0.8, sigma=0.5):
+    """In how many of the trials some certificate of the family claims more than the true radius."""
+    counter = KnownVotes(p, sigma, np.random.default_rng(0))
+    request = Request(sigma, 20, 400, alpha, together=together)
+    truth = sigma * float(ndtri(p))
+    return sum(any(request.certify(counter, None, 0, index).radius > truth for index in range(inputs)) for _ in range(trials))
+
+
+def test_simultaneous_certificates_hold_all_together(evidence):
+    trials, alpha = 300, 0.05
+    most = int(binom.isf(1e-6, trials, alpha))
+    joint, alone = families_with_a_failure(30), families_with_a_failure(None)
+    assert joint <= most < alone  # the twin: alpha per input is no promise about all of them
+    figure = f"{joint} of {trials} families of 30 with a failure at alpha {alpha} (at most {most})"
+    evidence("C7", figure=figure, trials=trials, twin=f"alpha per input: {alone} families fail")
+
+
+def test_simultaneous_is_alpha_over_the_number_of_inputs():
+    settings = {"sigma": 0.5, "n": 500, "seed": 0}
+    joint = dpcert.certify(MODEL, X, Y, alpha=0.012, simultaneous=True, **settings)
+    same = dpcert.certify(MODEL, X, Y, alpha=0.001, **settings)
+    plain = dpcert.certify(MODEL, X, Y, alpha=0.012, **settings)
+    assert torch.equal(joint.radius, same.radius) and (joint.radius <= plain.radius).all() and joint.acr < plain.acr
+    oracle = [beta.ppf(0.012 / 12, count, 500 - count + 1) if count else 0.0 for count in joint.count.tolist()]
+    assert np.allclose(joint.p_lower.numpy(), oracle, rtol=1e-12)
+    assert joint.simultaneous and not plain.simultaneous and joint.alpha == plain.alpha == 0.012
+
+
+def test_a_request_names_what_alpha_is():
+    assert Request(0.5).facts["alpha_is"] == "per input" and "together" not in Request(0.5).facts
+    facts = Request(0.5, alpha=0.01, together=20).facts
+    assert facts["alpha_is"] == "simultaneous" and facts["together"] == 20 and facts["alpha_each"] == 0.01 / 20
+    with pytest.raises(ValueError, match="together is 0"):
+        Request(0.5, together=0)
+
+
+def test_decisions_share_alpha_too(tmp_path):
+    alone = decide_to_file(MODEL, X, Y, range(12), tmp_path / "a.tsv", Request(0.5, 20, 5000, 0.01), 0.1, key=KEY)
+    joint = decide_to_file(MODEL, X, Y, range(12), tmp_path / "j.tsv", Request(0.5, 20, 5000, 0.01, together=12), 0.1, key=KEY)
+    assert sum(row.votes for row in joint) > sum(row.votes for row in alone)

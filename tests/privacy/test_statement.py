@@ -1,6 +1,7 @@
 """Honest printing (D12): a finite epsilon only with clip and noise and Poisson and ledger and secret noise."""
 
 import itertools
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from dpcert.errors import LedgerError
 from dpcert.privacy.clipping import CLIP_RULES
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import make_plan, opening_facts
-from dpcert.privacy.statement import state
+from dpcert.privacy.statement import installed_versions, recorded_versions, state
 
 
 def facts(clip="flat", noise=1.0, sampling="poisson", secret=True, **changes):
@@ -128,3 +129,42 @@ def test_a_plan_that_makes_no_sense_is_refused(changes, words):
 def test_without_clipping_there_is_no_noise_and_no_promise():
     made = plan(clip=CLIP_RULES["none"])
     assert made.noise_multiplier == 0.0 and made.clip_norm is None and made.target_epsilon is None
+
+
+VERSIONS = {"dpcert": "1", "torch": "2", "dp-accounting": "3"}
+
+
+def test_the_statement_names_every_condition(evidence):
+    statement = state(ledger_of(), VERSIONS)
+    stored = statement.as_metrics()
+    contract = {"private", "reason", "epsilon", "delta", "relation", "accountant", "noise_multiplier", "sampling_probability"}
+    assert contract | {"steps", "clip_norm", "sampling", "noise_source", "tuning", "versions", "conditions"} <= set(stored)
+    assert stored["sampling"] == "poisson" and stored["noise_source"] == "secret" and stored["versions"] == VERSIONS
+    for words in ("adding or removing one record", "PLD", "50 steps of Poisson", "secret key", "torch 2", "dp-accounting 3"):
+        assert words in str(statement), words
+    assert str(statement).splitlines() == [statement.short, *stored["sentences"]]
+    assert stored["tuning"] == "not charged" and "looking at several runs is not charged" in str(statement)
+    evidence("D14", figure="every statement says in words that choosing among runs is not charged", trials=1)
+
+
+def test_the_stored_statement_is_the_same_in_any_order_of_the_versions():
+    backwards = dict(reversed(VERSIONS.items()))
+    first, second = (json.dumps(state(ledger_of(), versions).as_metrics()) for versions in (VERSIONS, backwards))
+    assert first == second
+
+
+def test_versions_are_read_from_the_models_header():
+    header = {"statement": json.dumps(state(ledger_of(), VERSIONS).as_metrics())}
+    assert recorded_versions(header) == VERSIONS
+    for damaged in ({}, {"statement": "{"}, {"statement": "[]"}, {"statement": '{"versions": null}'}):
+        assert recorded_versions(damaged) is None
+    assert "Made with" not in str(state(ledger_of()))
+    assert set(installed_versions()) == set(VERSIONS)
+
+
+def test_neighbours_the_accountant_does_not_know_get_no_epsilon():
+    ledger = Ledger()
+    ledger.open(facts(relation="replace-one"))
+    ledger.authorise(0, 50, 1.0, 0.01)
+    ledger.close()
+    assert not state(ledger).private and "replace-one" in state(ledger).short

@@ -4,8 +4,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,16 @@ from .metrics import Estimate, average_certified_radius, certified_accuracy
 from .smooth import Counter
 from .votes import FreshVotes, evaluating, voting
 
+PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
 _SECONDS_BETWEEN_SYNCS = 2.0
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Certificates by example, as tensors. `count` is -1 where no estimation vote was cast."""
+    """Certificates by example, as tensors. `count` is -1 where no estimation vote was cast.
+
+    `alpha` bounds the failure of each certificate, or of any of them where they are `simultaneous`.
+    """
 
     predict: Tensor
     radius: Tensor
@@ -35,6 +40,8 @@ class Certificates:
     count: Tensor
     n: int
     p_lower: Tensor
+    alpha: float | None = None
+    simultaneous: bool = False
 
     @property
     def acr(self) -> float:
@@ -62,7 +69,11 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Request:
-    """How to certify: CERTIFY's n0, n and alpha (per input) at one sigma."""
+    """How to certify: CERTIFY's n0, n and alpha at one sigma.
+
+    Alpha is per input, unless `together` says how many inputs share it: each then has alpha / together, and by the union
+    bound (which asks for no independence, so a shared bank of noise is no harm) all hold with probability 1 - alpha.
+    """
 
     sigma: float
     n0: int = 100
@@ -70,12 +81,28 @@ class Request:
     alpha: float = 0.001
     fresh_noise: bool = False
     skip_misclassified: bool = False
+    together: int | None = None
 
     def __post_init__(self) -> None:
         finite_in("sigma", self.sigma, 0.0, 100.0, open_low=True, remedy="the paper uses 0.25, 0.5 and 1.0")
         integer_in("n0", self.n0, 1, 10**9)
         integer_in("n", self.n, 1, 10**9)
         finite_in("alpha", self.alpha, 0.0, 0.5, open_low=True, open_high=True, remedy="the paper uses 0.001")
+        if self.together is not None:
+            integer_in("together", self.together, 1)
+
+    @property
+    def alpha_each(self) -> float:
+        """The probability with which one certificate may fail."""
+        return self.alpha if self.together is None else self.alpha / self.together
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a certificate names about how it was made."""
+        own = {name: value for name, value in asdict(self).items() if name != "together"}
+        if self.together is None:
+            return {**own, "alpha_is": PER_INPUT}
+        return {**own, "alpha_is": SIMULTANEOUS, "together": self.together, "alpha_each": self.alpha_each}
 
     @property
     def votes(self) -> dict[Purpose, int]:
@@ -85,7 +112,7 @@ class Request:
     def certify(self, counter: Counter, x: Tensor, label: int, index: int) -> smooth.Certificate:
         """CERTIFY for one example."""
         only_if = label if self.skip_misclassified else None
-        return smooth.certify(counter, x, self.n0, self.n, self.alpha, index, only_if)
+        return smooth.certify(counter, x, self.n0, self.n, self.alpha_each, index, only_if)
 
 
 def certify(
@@ -100,17 +127,21 @@ def certify(
     seed: int | None = None,
     fresh_noise: bool = False,
     skip_misclassified: bool = False,
+    simultaneous: bool = False,
     batch: int | None = None,
     progress: Progress = silent,
 ) -> Certificates:
-    """CERTIFY for each input ``x[i]`` of any classifier that returns logits; `alpha` is per input.
+    """CERTIFY for each input ``x[i]`` of any classifier that returns logits.
+
+    `alpha` is per input; with `simultaneous` it is divided by the number of inputs, and all certificates of this call hold
+    together with probability 1 - alpha.
 
     The noise comes from the operating system unless `seed` is given. All inputs share one bank of it where the model
     allows (each certificate is valid on its own); `fresh_noise` draws it anew for each input. `skip_misclassified` casts
     no estimation votes where the selected class is not the label.
     """
-    request = Request(sigma, n0, n, alpha, fresh_noise, skip_misclassified)
     x = check_inputs(x)
+    request = Request(sigma, n0, n, alpha, fresh_noise, skip_misclassified, len(x) if simultaneous else None)
     labels = torch.as_tensor(y).cpu()
     if labels.shape != (len(x),):
         raise DataError(f"y has shape {list(labels.shape)}, must hold one label for each of the {len(x)} inputs")
@@ -129,6 +160,8 @@ def certify(
         count=torch.tensor([-1 if c.count is None else c.count for c in found]),
         n=n,
         p_lower=torch.tensor([c.p_lower for c in found], dtype=torch.float64),
+        alpha=alpha,
+        simultaneous=simultaneous,
     )
 
 
@@ -209,7 +242,7 @@ def decide_to_file(
 
     def row(counter: Counter, index: int) -> RobustRow:
         began, label = time.perf_counter(), int(y[index])
-        d = smooth.robust_at(counter, x[index], radius, request.n0, request.n, request.alpha, index)
+        d = smooth.robust_at(counter, x[index], radius, request.n0, request.n, request.alpha_each, index)
         answer = -1 if d.robust is None else int(d.robust)
         return RobustRow(index, label, d.predict, answer, int(d.predict == label), time.perf_counter() - began, d.votes)
 

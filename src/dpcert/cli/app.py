@@ -8,7 +8,7 @@ from typing import TextIO
 import typer
 
 from ..errors import DpcertError, DpcertWarning
-from . import account, audit, certify, data, methods, predict, presets, report, run, train
+from . import account, audit, certify, data, export, methods, predict, presets, report, run, train, verify
 
 app = typer.Typer(
     name="dpcert",
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-DO, LOOK, LIST = "Do the work", "Ask and look", "What there is"
+DO, LOOK, SHARE, LIST = "Do the work", "Ask and look", "Share and check", "What there is"
 app.command("run", rich_help_panel=DO)(run.run)
 app.command("train", rich_help_panel=DO)(train.train)
 app.command("certify", rich_help_panel=DO)(certify.certify)
@@ -27,6 +27,8 @@ app.command("predict", rich_help_panel=LOOK)(predict.predict)
 app.command("report", rich_help_panel=LOOK)(report.report)
 app.command("account", rich_help_panel=LOOK)(account.account)
 app.command("audit", rich_help_panel=LOOK)(audit.audit)
+app.command("verify", rich_help_panel=SHARE)(verify.verify)
+app.command("export", rich_help_panel=SHARE)(export.export)
 app.command("methods", rich_help_panel=LIST)(methods.methods)
 app.command("presets", rich_help_panel=LIST)(presets.presets)
 app.add_typer(data.app, name="data", rich_help_panel=LIST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,6 +30,9 @@ def certify(
     skip_misclassified: Annotated[
         bool, typer.Option("--skip-misclassified", help="No radius where the class is wrong.")
     ] = False,
+    simultaneous: Annotated[
+        bool, typer.Option("--simultaneous", help="Divide alpha by the number of images: all certificates hold together.")
+    ] = False,
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
     device: o.Device = None,
 ) -> None:
@@ -42,7 +45,7 @@ def certify(
 
     chosen = read_config(run).certification_sigma if sigma is None else sigma
     how = Request(chosen, n0, n, alpha, fresh_noise, skip_misclassified)
-    request = CertifyRequest(how, o.examples_of(examples), seed, split)
+    request = CertifyRequest(how, o.examples_of(examples), seed, split, simultaneous)
     if radius is None:
         certify_and_tell(run, request, device or "cpu")
     else:
@@ -62,7 +65,14 @@ def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
         f"sigma {figures['sigma']:g}: ACR {figures['acr']:.3f}{interval}, "
         f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
     )
+    typer.echo(_what_alpha_is(figures, request.how.alpha, "certificate"))
     typer.echo(f"certificates: {run / figures['file']}")
+
+
+def _what_alpha_is(figures: dict[str, Any], alpha: float, thing: str) -> str:
+    if figures["alpha_is"] == "simultaneous":
+        return f"all {figures['examples']} {thing}s hold together with probability at least 1 - {alpha:g}"
+    return f"each {thing} holds on its own with probability at least 1 - {alpha:g}"
 
 
 def decide_and_tell(run: Path, request: CertifyRequest, radius: float, device: str) -> None:
@@ -79,7 +89,7 @@ def decide_and_tell(run: Path, request: CertifyRequest, radius: float, device: s
         f"{100 * high:.2f}) of {found['examples']} images, {found['undecided']} undecided"
     )
     typer.echo(
-        f"{found['votes']} votes, {100 * share:.2f} % of CERTIFY's {found['votes_of_certify']}; each answer fails with "
-        f"probability at most {request.how.alpha:g}, whenever it stopped"
+        f"{found['votes']} votes, {100 * share:.2f} % of CERTIFY's {found['votes_of_certify']}; "
+        f"{_what_alpha_is(found, request.how.alpha, 'answer')}, whenever it stopped"
     )
     typer.echo(f"rows: {run / found['file']}")

@@ -209,6 +209,14 @@ def _known(key: str) -> str:
     return f"the sections are: {', '.join(Config.model_fields)}"
 
 
+def parse_text(data: bytes, origin: str) -> Config:
+    """The config of a TOML file that is at hand as bytes."""
+    try:
+        return parse(tomllib.loads(data.decode("utf-8")), origin)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{origin} is not TOML: {error}") from error
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:

@@ -4,7 +4,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..errors import LedgerError, RunError
 from ..methods import Method
 from ..models.registry import MODELS, build_model
 from ..privacy.ledger import Ledger
-from ..privacy.statement import Statement, state
+from ..privacy.statement import Statement, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import key_from_seed, secret_key
 from ..store.durable import canonical_json, read_json, sha256_hex, write_atomically, write_json
@@ -185,7 +185,8 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     if facts.get("ledger_head") != ledger.head:
         raise LedgerError(f"{directory.ledger} is not the ledger {directory.model.name} was made with; restore both")
     model.to(choose_device(device))
-    return Finished(directory, config, model, state(ledger), sha256_hex(directory.model.read_bytes()))
+    statement = state(ledger, recorded_versions(facts))
+    return Finished(directory, config, model, statement, sha256_hex(directory.model.read_bytes()))
 
 
 DEFAULT_EXAMPLES = 500
@@ -193,18 +194,26 @@ DEFAULT_EXAMPLES = 500
 
 @dataclass(frozen=True)
 class CertifyRequest:
-    """What to certify and how; `examples` None means 500, or all where there are fewer."""
+    """What to certify and how; `examples` None means 500, or all where there are fewer.
+
+    With `simultaneous` the examples share alpha: another number of them is another statement, with a file of its own.
+    """
 
     how: Request
     examples: int | str | None = None
     seed: int | None = None
     split: str = "test"
+    simultaneous: bool = False
 
     def count(self, size: int) -> int:
         """The number of examples out of `size`."""
         if self.examples is None:
             return min(DEFAULT_EXAMPLES, size)
         return size if isinstance(self.examples, str) else self.examples
+
+    def resolved(self, size: int) -> "CertifyRequest":
+        """The same request, knowing out of how many images: only then is alpha's share of each image known."""
+        return replace(self, how=replace(self.how, together=self.count(size))) if self.simultaneous else self
 
 
 def request_of(config: Config) -> CertifyRequest:
@@ -223,6 +232,7 @@ class _Task:
     y: Tensor
     indices: list[int]
     data: Dataset
+    request: CertifyRequest
 
 
 def _task(path: Path, request: CertifyRequest, device: str, data_progress: Progress) -> _Task:
@@ -235,7 +245,7 @@ def _task(path: Path, request: CertifyRequest, device: str, data_progress: Progr
     examples = request.count(len(x))
     require_subset(len(x), examples)
     run = load_run(path, data.input_shape, data.classes or 0, device)
-    return _Task(run, x, y, even_subset(len(x), examples), data)
+    return _Task(run, x, y, even_subset(len(x), examples), data, request.resolved(len(x)))
 
 
 def certify(
@@ -243,6 +253,7 @@ def certify(
 ) -> dict[str, Any]:
     """Certificates for a run's test set (or validation split), and their figures in metrics.json."""
     task = _task(path, request, device, data_progress)
+    request = task.request
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
         began = time.perf_counter()
@@ -263,6 +274,7 @@ def decide(
     """Answer "is it robust at `radius`?" for a run's test set; rows in robust-*.tsv."""
     check_radius(radius, request.how.sigma)
     task = _task(path, request, device, data_progress)
+    request = task.request
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "robust", radius)
         rows = decide_to_file(
@@ -276,6 +288,7 @@ def decide(
         "undecided": sum(row.robust == -1 for row in rows),
         "votes": sum(row.votes for row in rows),
         "votes_of_certify": len(rows) * (request.how.n0 + request.how.n),
+        "alpha_is": request.how.facts["alpha_is"],
         "examples": len(rows),
         "file": file.name,
     }
@@ -288,7 +301,8 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     stem = word + ("-validation" if request.split == "validation" else "") + f"-sigma{sigma}"
     stem += "" if radius is None else f"-r{radius:g}"
     stem += ("-fresh" if how.fresh_noise else "") + ("-skipped" if how.skip_misclassified else "")
-    facts: dict[str, Any] = {**asdict(how), "alpha_is": "per input", "split": request.split, "dtype": "float32"}
+    stem += "" if how.together is None else f"-simultaneous{how.together}"
+    facts: dict[str, Any] = {**how.facts, "split": request.split, "dtype": "float32"}
     facts |= {"model_sha256": run.model_sha256, "images_sha256": _images_sha256(task)}
     facts |= {} if radius is None else {"radius": radius}
     plain = run.directory.path / f"{stem}.json"
@@ -341,7 +355,7 @@ def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, si
     at = {r: certified_accuracy(radius, correct, r) for r in radii_to_show(request.how.sigma)}
     stride = size // len(rows)
     return {
-        **asdict(request.how),
+        **request.how.facts,
         "examples": len(rows),
         "subset": f"indices 0, {stride}, {2 * stride}, ... of the {size} {request.split} images",
         "split": request.split,

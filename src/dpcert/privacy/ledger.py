@@ -33,6 +33,7 @@ class Ledger:
         self._mac_key = mac_key
         self._lines: list[str] = []
         self._events: list[Event] = []
+        self._steps = 0  # kept, not counted anew: a long ledger is read in one pass
         self.head = GENESIS
 
     @property
@@ -55,7 +56,7 @@ class Ledger:
     @property
     def steps_authorised(self) -> int:
         """How many steps are charged."""
-        return sum(event["steps"] for event in self._events if event["event"] == "authorise")
+        return self._steps
 
     def releases(self) -> Iterator[GaussianSteps]:
         """The charged steps, as the accountant understands them."""
@@ -97,7 +98,7 @@ class Ledger:
             # The whole file at once: a few kilobytes, and no half line can ever be seen.
             write_atomically(self.path, ("\n".join(lines) + "\n").encode())
         self._lines, self.head = lines, digest
-        self._events.append(event)
+        self._take(event)
 
     @classmethod
     def load(cls, path: Path, mac_key: bytes | None = None) -> "Ledger":
@@ -106,17 +107,36 @@ class Ledger:
         With the run key every HMAC is checked too; without it the chain, the order of the events and the counts are.
         """
         try:
-            text = path.read_bytes().decode("utf-8")
+            data = path.read_bytes()
         except FileNotFoundError as error:
             raise LedgerError(f"ledger {path} is missing; without it no epsilon can be stated") from error
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise LedgerError(f"ledger {path} cannot be read: {error}") from error
-        if not text.endswith("\n"):
-            raise LedgerError(f"ledger {path} is cut off or empty; {_REMEDY}")
         ledger = cls(path, mac_key)
-        for number, line in enumerate(text[:-1].split("\n"), start=1):
-            ledger._accept(line, f"ledger {path} line {number}")
+        ledger._accept_all(data, f"ledger {path}")
         return ledger
+
+    @classmethod
+    def parse(cls, data: bytes, origin: str) -> "Ledger":
+        """`load` for bytes that came from elsewhere (a member of a bundle): kept in memory, without the run key."""
+        ledger = cls()
+        ledger._accept_all(data, origin)
+        return ledger
+
+    def without_macs(self) -> bytes:
+        """The file for those who never had the run key: the same chain and head, no HMAC (the chain does not cover them)."""
+        entries = [{k: v for k, v in json.loads(line).items() if k != "mac"} for line in self._lines]
+        return "".join(f"{canonical_json(entry)}\n" for entry in entries).encode()
+
+    def _accept_all(self, data: bytes, origin: str) -> None:
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise LedgerError(f"{origin} cannot be read: {error}") from error
+        if not text.endswith("\n"):
+            raise LedgerError(f"{origin} is cut off or empty; {_REMEDY}")
+        for number, line in enumerate(text[:-1].split("\n"), start=1):
+            self._accept(line, f"{origin} line {number}")
 
     def _accept(self, line: str, where: str) -> None:
         try:
@@ -134,8 +154,12 @@ class Ledger:
                 raise LedgerError(f"{where} was not written by this run (its HMAC is wrong); {_REMEDY}")
         self._check_order(event, where)
         self._lines.append(line)
-        self._events.append(event)
+        self._take(event)
         self.head = digest
+
+    def _take(self, event: Event) -> None:
+        self._events.append(event)
+        self._steps += event["steps"] if event["event"] == "authorise" else 0
 
     def _check_order(self, event: Event, where: str) -> None:
         kind = event.get("event")

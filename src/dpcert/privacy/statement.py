@@ -1,17 +1,29 @@
 """The privacy statement: epsilon with every condition it stands on, made from the ledger only."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 from ..rounding import ceil_text
 from . import accounting
 from .ledger import Ledger
 
+TUNING = "not charged"  # best-of-k: choosing among several runs spends privacy that no ledger of one run can see
+_PACKAGES = ("torch", "dp-accounting")  # what computed the weights, and what computed epsilon
+_NEIGHBOURS = {accounting.RELATION: "data sets that differ by adding or removing one record"}
+_NOISE = {"secret": "The noise came from a secret key, destroyed with the last step.", "seeded": "The noise seed is known."}
+
 
 @dataclass(frozen=True)
 class Statement:
-    """What is promised to whoever is in the training set. `epsilon` is infinite when nothing is promised."""
+    """What is promised to whoever is in the training set. `epsilon` is infinite when nothing is promised.
+
+    The same object is printed by `train` and stored in metrics.json, in the model's header and in what is exported, so
+    that no number is ever met without its conditions. `versions` are of the software that trained (None: not recorded).
+    """
 
     private: bool
     reason: str | None
@@ -22,6 +34,12 @@ class Statement:
     steps: int
     clip_norm: float | None
     conditions: tuple[str, ...] = field(default=())
+    relation: str = accounting.RELATION
+    accountant: str = accounting.ACCOUNTANT
+    sampling: str = "poisson"
+    noise_source: str = "secret"
+    tuning: str = TUNING
+    versions: Mapping[str, str] | None = None
 
     @property
     def short(self) -> str:
@@ -30,46 +48,64 @@ class Statement:
             return f"epsilon = inf (not private: {self.reason})"
         return f"epsilon = {ceil_text(self.epsilon, 4)} at delta = {self.delta:g}"
 
-    def __str__(self) -> str:
-        lines = [self.short]
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What `short` stands on, a sentence each: the same words on the terminal, in the report and in a bundle."""
+        how: list[str] = []
         if self.private:
-            lines.append("Neighbours: data sets that differ by adding or removing one record. Accountant: PLD.")
-            lines.append(
-                f"{self.steps} steps of Poisson sampling (q = {self.sampling_probability:.6g}), clip norm "
-                f"{self.clip_norm:g}, noise multiplier {self.noise_multiplier:g}."
-            )
-        return "\n".join([*lines, *self.conditions])
+            how = [
+                f"Neighbours: {_NEIGHBOURS[self.relation]}. Accountant: {self.accountant.upper()}.",
+                f"{self.steps} steps of {self.sampling.capitalize()} sampling (q = {self.sampling_probability:.6g}), clip norm "
+                f"{self.clip_norm:g}, noise multiplier {self.noise_multiplier:g}.",
+                _NOISE[self.noise_source],
+            ]
+        made = (
+            []
+            if self.versions is None
+            else [f"Made with {', '.join(f'{name} {self.versions[name]}' for name in sorted(self.versions))}."]
+        )
+        return (*how, *self.conditions, *made)
+
+    def __str__(self) -> str:
+        return "\n".join([self.short, *self.sentences])
 
     def as_metrics(self) -> dict[str, Any]:
-        """The `privacy` part of metrics.json."""
+        """The `privacy` part of metrics.json, and (as canonical JSON) the `statement` of the model's header."""
         return {
             "private": self.private,
             "reason": self.reason,
             "epsilon": self.epsilon if self.private else None,
             "delta": self.delta,
-            "relation": accounting.RELATION,
-            "accountant": accounting.ACCOUNTANT,
+            "relation": self.relation,
+            "accountant": self.accountant,
             "noise_multiplier": self.noise_multiplier,
             "sampling_probability": self.sampling_probability,
             "steps": self.steps,
             "clip_norm": self.clip_norm,
             "conditions": list(self.conditions),
+            "sampling": self.sampling,
+            "noise_source": self.noise_source,
+            "tuning": self.tuning,
+            "versions": None if self.versions is None else dict(sorted(self.versions.items())),
+            "sentences": list(self.sentences),
         }
 
 
-def state(ledger: Ledger) -> Statement:
-    """The statement that follows from a ledger.
+def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statement:
+    """The statement that follows from a ledger; `versions` is of the software that made the run.
 
     Guarantee: epsilon is finite only if gradients were clipped, noise was added, batches were Poisson, the noise was
     secret and every step is in the ledger; otherwise the first missing condition is named.
     """
     facts = ledger.opening
     releases = list(ledger.releases())
+    relation = facts.get("relation", accounting.RELATION)
     missing = {
         "gradients are not clipped": facts["clip_rule"] != "none",
         "no noise is added": all(release.noise_multiplier > 0 for release in releases) and facts["noise_multiplier"] > 0,
         f"batches are {facts['sampling']}, not Poisson": facts["sampling"] == "poisson",
         "the noise seed is known": facts["noise_source"] == "secret",
+        f"neighbours are {relation}, which the accountant does not know": relation == accounting.RELATION,
     }
     reason = next((name for name, holds in missing.items() if not holds), None)
     delta = facts["delta"]
@@ -86,6 +122,10 @@ def state(ledger: Ledger) -> Statement:
         steps=ledger.steps_authorised,
         clip_norm=facts["clip_norm"],
         conditions=tuple(_conditions(facts, ledger.is_closed)),
+        relation=relation,
+        sampling=facts["sampling"],
+        noise_source=facts["noise_source"],
+        versions=versions,
     )
 
 
@@ -104,3 +144,19 @@ def _conditions(facts: Any, closed: bool) -> list[str]:
     if not closed:
         conditions.append("The run is not finished; steps are charged a block at a time, before they run.")
     return conditions
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions a statement names: ours, of what trains, of what accounts. Read without importing any of them."""
+    from .. import __version__
+
+    return {"dpcert": __version__, **{package: metadata.version(package) for package in _PACKAGES}}
+
+
+def recorded_versions(header: Mapping[str, str]) -> dict[str, str] | None:
+    """The versions that the header of a model file states; None where it was made before they were recorded."""
+    try:
+        versions = json.loads(header["statement"])["versions"]
+        return {str(name): str(version) for name, version in versions.items()}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return None

@@ -23,7 +23,7 @@ def certified_accuracy_curve(runs: list[RunFacts]) -> Any:
         correct = np.array([bool(row.correct) for row in certified.rows])
         grid = np.linspace(0.0, max(radius.max() * 1.02, 0.25), 200)
         estimates = [certified_accuracy(radius, correct, float(r)) for r in grid]
-        label = f"{run.title}, sigma {sigma:g}, ACR {certified.figures['acr']:.3f}"
+        label = f"{run.title}, sigma {sigma:g}{certified.mark}, ACR {certified.figures['acr']:.3f}"
         axes.plot(grid, [100 * e.value for e in estimates], color=colour, label=label)
         axes.fill_between(
             grid, [100 * e.low for e in estimates], [100 * e.high for e in estimates], color=colour, alpha=0.15, linewidth=0

@@ -20,6 +20,17 @@ class Certified:
     figures: dict[str, Any]
     rows: list[CertificateRow]
 
+    @property
+    def alpha_is(self) -> str:
+        """What alpha bounds: the failure of each certificate, or of any of them."""
+        simultaneous = self.figures.get("alpha_is") == "simultaneous"
+        return f"for all {self.figures['examples']} images together" if simultaneous else "per image"
+
+    @property
+    def mark(self) -> str:
+        """Sets simultaneous certificates apart from the usual ones at the same sigma."""
+        return ", simultaneous" if self.figures.get("alpha_is") == "simultaneous" else ""
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -42,6 +53,17 @@ class RunFacts:
         if not privacy["private"]:
             return f"epsilon = inf (not private: {privacy['reason']})"
         return f"epsilon = {ceil_text(privacy['epsilon'], 4)} at delta = {privacy['delta']:g}"
+
+    @property
+    def sentences(self) -> list[str]:
+        """What epsilon stands on, in the statement's own words; put together here for a run made before they were stored."""
+        privacy = self.metrics["privacy"]
+        if "sentences" in privacy:
+            return list(privacy["sentences"])
+        how = f"Neighbours: {privacy['relation']}. Accountant: {privacy['accountant'].upper()}. {privacy['steps']} steps of "
+        how += f"Poisson sampling (q = {privacy['sampling_probability']:.6g}), clip norm {privacy['clip_norm']}, "
+        how += f"noise multiplier {privacy['noise_multiplier']:g}."
+        return [*([how] if privacy["private"] else []), *privacy.get("conditions", ())]
 
     def paper(self, sigma: float) -> tuple[float, float, float] | None:
         """The paper's (clean accuracy, ACR, certified accuracy at 0.25) for the same setting, where it prints one."""
@@ -93,7 +115,7 @@ def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
             table.append(
                 (
                     run.title + split,
-                    f"{f['sigma']:g}",
+                    f"{f['sigma']:g}{certified.mark}",
                     run.privacy,
                     _percent(clean) + (f" [paper {paper[0]:.2f} %]" if paper else ""),
                     f"{f['acr']:.3f}{interval}" + (f" [paper {paper[1]:.3f}]" if paper else ""),

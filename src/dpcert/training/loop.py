@@ -22,13 +22,13 @@ from ..methods import Method
 from ..models.check import check_model
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import STEPS_PER_BLOCK, Mechanism, Plan, make_plan, opening_facts
-from ..privacy.statement import Statement, state
+from ..privacy.statement import Statement, installed_versions, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
-from ..store.durable import write_atomically
+from ..store.durable import canonical_json, write_atomically
 from ..store.runs import RunDirectory
 from ..workers import worker_count
-from .state import data_identity, load_checkpoint, load_tensors, load_weights, model_bytes, save_checkpoint
+from .state import data_identity, load_checkpoint, load_weights, model_bytes, read_model, save_checkpoint
 from .step import Problem, check_views, private_step
 
 OPTIMIZERS = ("sgd", "adam")
@@ -124,7 +124,7 @@ def fit(
         key = _new_key(settings)
         ledger = _open_ledger(None, key, plan, settings)
         _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, None, "", progress)
-        return Run(model, ledger, state(ledger), plan)
+        return Run(model, ledger, state(ledger, installed_versions()), plan)
     directory.create()
     with directory.locked():
         facts = {**(labels or {}), **({"config_sha256": claim()} if claim is not None else {})}
@@ -173,8 +173,9 @@ def _fit_in(
     _steps(problem, first, directory, identity, progress)
     if not ledger.is_closed:
         ledger.close()
-    statement = state(ledger)
+    statement = state(ledger, installed_versions())
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
+    facts["statement"] = canonical_json(statement.as_metrics())
     facts |= {"ledger_head": ledger.head, "format": "dpcert-1"}
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()
@@ -184,9 +185,10 @@ def _fit_in(
 def _reload(directory: RunDirectory, model: nn.Module, plan: Plan, settings: Settings) -> Run:
     ledger = Ledger.load(directory.ledger)
     _refuse_other_plan(ledger, plan, settings)
-    load_weights(model, load_tensors(directory.model), directory.model)
+    weights, header = read_model(directory.model)
+    load_weights(model, weights, directory.model)
     directory.forget_secrets()  # a crash may have come between the last write and this
-    return Run(model, ledger, state(ledger), plan, directory.path)
+    return Run(model, ledger, state(ledger, recorded_versions(header)), plan, directory.path)
 
 
 def _steps(problem: Problem, first: int, directory: RunDirectory | None, identity: str, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -94,16 +94,24 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file, whose digest must be `sha256` where one is given."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    data = _read(path)
     if sha256 is not None and sha256_hex(data) != sha256:
         raise RunError(f"{path} is damaged (its SHA-256 is wrong); restore it from a copy or train again with another --out")
+    return _tensors(data, str(path))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _tensors(data: bytes, origin: str) -> dict[str, Tensor]:
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"{path} is not a safetensors file ({error}); restore it from a copy") from error
+        raise RunError(f"{origin} is not a safetensors file ({error}); restore it from a copy") from error
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
@@ -126,12 +134,17 @@ def _content_sha256(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The weights and facts of a model file, which must be what was written."""
-    tensors = load_tensors(path)
-    with safe_open(path, framework="pt") as file:
-        metadata = dict(file.metadata() or {})
+    return parse_model(_read(path), str(path))
+
+
+def parse_model(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """`read_model` for bytes that came from elsewhere, a member of a bundle for one."""
+    tensors = _tensors(data, origin)  # checks the header: what is read from it below is sound
+    size = int.from_bytes(data[:8], "little")
+    metadata = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
     stated = metadata.pop("content_sha256", None)
     if stated != _content_sha256(tensors, metadata):
-        raise RunError(f"{path} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
+        raise RunError(f"{origin} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
     return tensors, metadata
 
 

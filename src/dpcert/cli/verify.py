@@ -1,0 +1,28 @@
+"""``dpcert verify``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE.zip", help="A run directory or a bundle.", show_default=False)],
+) -> None:
+    """Check a run as an outsider: ledger, hashes, epsilon recomputed, every radius and figure. Needs no secret and no data.
+
+    Prints each check as ok, FAILED or not checked, with the reason. Exit code 2 if any failed.
+
+    Example:  dpcert verify runs/mnist-dp-gaussian
+    """
+    from ..release.files import read_public_files
+    from ..release.verify import FAILED, NOT_CHECKED, OK, require_verified
+    from ..release.verify import verify as all_checks
+
+    files = read_public_files(run)
+    checks = all_checks(files)
+    for check in checks:
+        typer.echo(f"{check.outcome:<12} {check.name}: {check.detail}")
+    count = {outcome: sum(check.outcome == outcome for check in checks) for outcome in (OK, FAILED, NOT_CHECKED)}
+    typer.echo(f"{count[OK]} ok, {count[FAILED]} failed, {count[NOT_CHECKED]} not checked")
+    require_verified(files, checks)

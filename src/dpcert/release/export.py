@@ -1,0 +1,144 @@
+"""A bundle that may be shared: what was released, the proof of it, and nothing else.
+
+Everything in it is a function of the released weights, of public settings and of the test set. Left out, by an allow-list:
+``private/``; the HMACs of the ledger (nobody can check them once the run key is destroyed, and they are functions of that
+key); the key of the certification noise; figures and rows of held-out training records, which epsilon does not cover;
+how long training took, which is a function of the training data that no noise was added to.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from ..errors import RunError
+from ..privacy.ledger import Ledger
+from ..privacy.statement import Statement
+from ..report.html import render
+from ..report.tables import read_run
+from ..store.durable import canonical_json, sha256_hex
+from ..store.runs import RunDirectory
+from .certificates import json_object
+from .files import (
+    CONFIG,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    MODEL,
+    REPORT,
+    ROWS,
+    STATEMENT,
+    PublicFiles,
+    bundle_bytes,
+    is_of_validation,
+    read_public_files,
+    write_new,
+)
+from .verify import Evidence, require_verified, verify
+
+FORMAT = "dpcert-bundle-1"
+_METRICS_TO_SHARE = ("dataset", "method", "sigma_train", "clean_accuracy", "privacy", "certification")
+_SECRET_FACTS = ("noise_key",)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and what was left out with the reason. `is_new` is False if the same bytes were there already."""
+
+    members: list[str]
+    left_out: dict[str, str]
+    statement: Statement
+    data_path: str | None
+    is_new: bool
+
+
+def export(run: Path, file: Path) -> Exported:
+    """Write the bundle of a finished run, after checking it as an outsider would."""
+    directory = RunDirectory(run)
+    _require_finished(directory)
+    with directory.locked():
+        evidence = Evidence(read_public_files(run))
+        content = _content(directory, evidence)
+        bundle = PublicFiles(file, content, is_bundle=True)
+        require_verified(replace(bundle, origin=run), verify(bundle))
+        left_out = _left_out(directory, content)
+    is_new = write_new(file, bundle_bytes(content))
+    return Exported(sorted(content), left_out, evidence.statement, evidence.config.data.path, is_new)
+
+
+def _require_finished(directory: RunDirectory) -> None:
+    directory.require(directory.config)
+    parts = (directory.ledger, directory.model, directory.metrics)
+    finished = all(file.is_file() for file in parts) and Ledger.load(directory.ledger).is_closed
+    if not finished or directory.key.exists():
+        raise RunError(f"{directory.path} is not finished; go on with: dpcert train --out {directory.path}, then export it")
+
+
+def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
+    files = evidence.files.content
+    metrics = _public_metrics(evidence.metrics)
+    content = {
+        CONFIG: files[CONFIG],
+        LEDGER: evidence.ledger.without_macs(),
+        METRICS: _pretty(metrics),
+        MODEL: files[MODEL],
+        STATEMENT: f"{evidence.statement}\n".encode(),
+    }
+    for name in _row_files(evidence, metrics):
+        content[name] = files[name]
+        beside = PurePath(name).with_suffix(".json").name
+        content[beside] = _public_sidecar(files[beside], beside)
+    if REPORT in files:  # made anew: the one in the directory may show what is left out here, or the path of the directory
+        facts = read_run(directory.path)
+        shown = [certified for certified in facts.certified if certified.figures in metrics["certification"]]
+        page = render([replace(facts, path=Path("this bundle"), metrics=metrics, certified=shown)])
+        content[REPORT] = page.encode()
+    digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
+    content[MANIFEST] = _pretty({"format": FORMAT, "sha256": digests})
+    return content
+
+
+def _row_files(evidence: Evidence, metrics: dict[str, Any]) -> list[str]:
+    """The rows metrics.json stands on, and finished answers at one radius; never those of held-out records."""
+    named = [entry["file"] for entry in metrics["certification"]]
+    content = evidence.files.content
+    robust = [
+        name for name in content if name.startswith("robust-") and name.endswith(".tsv") and content[name].endswith(b"\n")
+    ]
+    chosen = [name for name in (*named, *robust) if not is_of_validation(name)]
+    for name in chosen:
+        if not evidence.has(name) or not evidence.has(PurePath(name).with_suffix(".json").name):
+            raise RunError(f"{name} or the .json beside it is missing; run dpcert certify again")
+    return chosen
+
+
+def _public_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    shared = {name: metrics[name] for name in _METRICS_TO_SHARE}
+    shared["certification"] = [entry for entry in metrics["certification"] if entry.get("split", "test") == "test"]
+    return {**shared, "timing": {}}
+
+
+def _public_sidecar(data: bytes, name: str) -> bytes:
+    """The facts of a certification without the key of its noise; the checksum is made anew."""
+    facts = {key: value for key, value in json_object(data, name).items() if key not in (*_SECRET_FACTS, "check")}
+    return _pretty({**facts, "check": sha256_hex(canonical_json(facts).encode())})
+
+
+def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, str]:
+    reasons = {}
+    for file in sorted(directory.path.iterdir()):
+        if file.name in content or file.name.startswith("."):
+            continue
+        if file == directory.private:
+            reasons["private/"] = "never leaves the machine"
+        elif ROWS.fullmatch(file.name) and is_of_validation(file.name):
+            reasons[file.name] = "held-out training records, which epsilon does not cover"
+        elif ROWS.fullmatch(file.name):
+            reasons[file.name] = "unfinished: metrics.json has no figures of it"
+        else:
+            reasons[file.name] = "has no place in a bundle"
+    return reasons
+
+
+def _pretty(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

@@ -1,0 +1,134 @@
+"""The public files of a run as bytes, from its directory or from a bundle; a bundle is never unpacked to a path.
+
+A bundle is a zip file that stores its members as they are, without compression: the same run gives the same bytes with
+every zlib, and what is read can never be larger than the file. Members are read one by one into memory; a name outside
+the short list below, a compressed, doubled or oversized member is refused before a byte of it is used.
+"""
+
+import io
+import re
+import stat
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import RunError
+from ..store.durable import write_atomically
+
+CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", "model.safetensors"
+REPORT, STATEMENT, MANIFEST = "report.html", "statement.txt", "bundle.json"
+ROWS = re.compile(r"(certificates|robust)-[A-Za-z0-9.+-]{1,100}\.(tsv|json)")
+MOST_MEMBERS = 1000
+MOST_BYTES = {MODEL: 2 << 30, LEDGER: 64 << 20, CONFIG: 1 << 20}
+MOST_BYTES_OF_OTHERS = 256 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip file knows
+
+
+@dataclass(frozen=True)
+class PublicFiles:
+    """What an outsider has: names and bytes. `key_is_here` tells whether the run key lies beside them."""
+
+    origin: Path
+    content: Mapping[str, bytes]
+    is_bundle: bool
+    key_is_here: bool = False
+
+
+def read_public_files(path: Path) -> PublicFiles:
+    """The public files of a run directory, or the members of a bundle."""
+    if path.is_dir():
+        return _read_directory(path)
+    if path.is_file():
+        return PublicFiles(path, _read_bundle(path), is_bundle=True)
+    raise RunError(f"{path} does not exist; give a run directory or a bundle made by: dpcert export RUN FILE")
+
+
+def is_known(name: str) -> bool:
+    """Whether a file of this name has a place in a bundle."""
+    return name in (CONFIG, LEDGER, METRICS, MODEL, REPORT, STATEMENT, MANIFEST) or ROWS.fullmatch(name) is not None
+
+
+def is_of_validation(name: str) -> bool:
+    """Whether these are rows of held-out training records, which no epsilon covers."""
+    return "-validation" in name
+
+
+def _most_bytes(name: str) -> int:
+    return MOST_BYTES.get(name, MOST_BYTES_OF_OTHERS)
+
+
+def _read_directory(path: Path) -> PublicFiles:
+    content = {}
+    for file in sorted(path.iterdir()):
+        if is_known(file.name) and file.name not in (STATEMENT, MANIFEST) and file.is_file():
+            if file.stat().st_size > _most_bytes(file.name):
+                raise RunError(f"{file} has {file.stat().st_size} bytes, at most {_most_bytes(file.name)} are read")
+            content[file.name] = file.read_bytes()
+    if not {CONFIG, LEDGER, METRICS, MODEL} & set(content):
+        raise RunError(f"{path} is not a run directory: it has no {CONFIG}, {LEDGER}, {METRICS} or {MODEL}")
+    return PublicFiles(path, content, is_bundle=False, key_is_here=(path / "private" / "key").exists())
+
+
+def _read_bundle(path: Path) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _refuse_odd_archive(path, members)
+            return {member.filename: _read_member(path, archive, member) for member in members}
+    except RunError:
+        raise
+    except Exception as error:  # a hostile archive may raise anything
+        raise RunError(f"{path} is not a bundle that can be read ({error}); make one with: dpcert export RUN FILE") from error
+
+
+def _refuse_odd_archive(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    names = [member.filename for member in members]
+    if not names or len(names) > MOST_MEMBERS:
+        raise RunError(f"{path} has {len(names)} members, a bundle has 1 to {MOST_MEMBERS}; it is not ours")
+    if len(set(names)) != len(names):
+        raise RunError(f"{path} holds a member twice; it is damaged or not ours")
+    total = sum(member.file_size for member in members)
+    if total > path.stat().st_size:  # members overlap, or their sizes are lies
+        raise RunError(f"{path} promises {total} bytes, more than the file has; it is damaged or not ours")
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    name, most = member.filename, _most_bytes(member.filename)
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    wrong = {
+        "its name has no place in a bundle": not is_known(name) or member.orig_filename != name,
+        "it is compressed": member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size,
+        "it is encrypted": bool(member.flag_bits & 0x1),
+        "it is not a plain file": kind not in (0, stat.S_IFREG) or bool(member.external_attr & 0x10),
+        f"it has {member.file_size} bytes, at most {most} are read": member.file_size > most,
+    }
+    reason = next((words for words, holds in wrong.items() if holds), None)
+    if reason is not None:
+        raise RunError(f"{path} member {name[:60]!r}: {reason}; it is damaged or not made by dpcert export")
+    with archive.open(member) as file:
+        data = file.read(most + 1)  # the checksum is compared when the end is reached
+    if len(data) != member.file_size:
+        raise RunError(f"{path} member {name!r} has {len(data)} bytes, {member.file_size} are promised; it is damaged")
+    return data
+
+
+def bundle_bytes(content: Mapping[str, bytes]) -> bytes:
+    """The bundle of `content`: sorted members, one fixed time, no compression. The same content gives the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(content):
+            member = zipfile.ZipInfo(name, _EPOCH)
+            member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16
+            archive.writestr(member, content[name])
+    return buffer.getvalue()
+
+
+def write_new(path: Path, data: bytes) -> bool:
+    """Write a file that is not there yet, whole or not at all; False where the same bytes are there already."""
+    if path.exists():
+        if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+            return False
+        raise RunError(f"{path} exists and is something else; choose another name or delete it first")
+    write_atomically(path, data)
+    return True

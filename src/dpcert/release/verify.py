@@ -1,0 +1,316 @@
+"""An outsider's check of a run: do its files agree with each other, and does its epsilon follow from its ledger?
+
+Needs no secret and no data. Guarantee: if nothing failed, the ledger is a whole chain that belongs to these weights and
+this config, the stated epsilon is what its steps cost, and every figure of the certificates follows from the votes in the
+rows. What such a check can never show (that the ledger tells the truth about what was run) is listed as not checked.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from ..errors import DpcertError, RunError, VerifyError
+from ..experiment.config import Config, parse_text
+from ..methods import METHODS
+from ..privacy.ledger import Ledger
+from ..privacy.statement import Statement, recorded_versions, state
+from ..store.durable import sha256_hex
+from ..training.state import parse_model
+from . import certificates
+from .certificates import NotCheckedError
+from .files import CONFIG, LEDGER, MANIFEST, METRICS, MODEL, STATEMENT, PublicFiles
+
+OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
+_LARGEST_MU, _MOST_SETTINGS = 30.0, 8
+_CLOSE = 1e-6  # relative: epsilon recomputed by another build of the same accountant
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the outcome."""
+
+    name: str
+    outcome: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The files, and what follows from them; each property raises if its file is missing or damaged."""
+
+    files: PublicFiles
+
+    def bytes_of(self, name: str) -> bytes:
+        """The content of a file that must be there."""
+        if name not in self.files.content:
+            raise RunError(f"{name} is not here; restore it from a copy")
+        return self.files.content[name]
+
+    def has(self, name: str) -> bool:
+        """Whether a file is there."""
+        return name in self.files.content
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger, its chain checked."""
+        return Ledger.parse(self.bytes_of(LEDGER), LEDGER)
+
+    @cached_property
+    def config(self) -> Config:
+        """The config."""
+        return parse_text(self.bytes_of(CONFIG), CONFIG)
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """What the run says about itself."""
+        return certificates.json_object(self.bytes_of(METRICS), METRICS)
+
+    @cached_property
+    def header(self) -> dict[str, str]:
+        """The facts of the model file, whose content hash was checked."""
+        return parse_model(self.bytes_of(MODEL), MODEL)[1]
+
+    @cached_property
+    def statement(self) -> Statement:
+        """What the ledger proves. The versions, of which it knows nothing, are the model header's (or, without one, stated)."""
+        _refuse_costly(self.ledger)
+        if self.has(MODEL):
+            return state(self.ledger, recorded_versions(self.header))
+        stated = self.metrics["privacy"].get("versions")
+        return state(self.ledger, stated if isinstance(stated, dict) else None)
+
+
+def _refuse_costly(ledger: Ledger) -> None:
+    """Refuse a ledger made to keep the accountant busy for hours: no honest one is near these bounds.
+
+    The central limit of Gaussian DP, mu^2 = sum of T q^2 (exp(1/rho^2) - 1), tells cheaply how much the steps spend; at
+    mu = 30 epsilon is in the hundreds, where a calibrated run never is.
+    """
+    charged = Counter[tuple[float, float]]()
+    for release in ledger.releases():
+        if release.noise_multiplier == 0.0:
+            return  # not private: nothing is composed
+        charged[release.noise_multiplier, release.sampling_probability] += release.steps
+    _expect(len(charged) <= _MOST_SETTINGS, f"the ledger holds {len(charged)} settings of the noise; a run has one")
+    spent = 0.0
+    for (rho, q), steps in charged.items():
+        per_step = 1.0 / max(rho, 1e-3) ** 2
+        one = per_step if q == 1.0 else q * q * math.expm1(min(per_step, 600.0))
+        spent += min(steps, 2**62) * one
+    _expect(spent <= _LARGEST_MU**2, "its steps spend hundreds of epsilon: such a ledger promises nothing")
+
+
+def verify(files: PublicFiles) -> list[Check]:
+    """All checks, in the order of the claims. Never raises for what is in the files: that is a failed check."""
+    evidence = Evidence(files)
+    wanted = {**(_OF_A_BUNDLE if files.is_bundle else {}), **_CHECKS}
+    checks = [_run(name, partial(check, evidence)) for name, check in wanted.items()]
+    return [*checks, *_certificates(evidence), *_out_of_reach()]
+
+
+def require_verified(files: PublicFiles, checks: list[Check]) -> None:
+    """Raise, naming what failed."""
+    failed = [check for check in checks if check.outcome == FAILED]
+    if failed:
+        names = ", ".join(check.name for check in failed)
+        raise VerifyError(f"{files.origin} does not verify: {names} ({failed[0].detail}); ask its maker for an intact copy")
+
+
+def _run(name: str, check: Callable[[], str]) -> Check:
+    try:
+        return Check(name, OK, check())
+    except NotCheckedError as reason:
+        return Check(name, NOT_CHECKED, str(reason))
+    except DpcertError as error:
+        return Check(name, FAILED, str(error))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError) as error:
+        # The files come from someone else and may hold anything.
+        return Check(name, FAILED, f"not of the expected form ({type(error).__name__}: {str(error)[:100]})")
+
+
+def _expect(holds: bool, words: str) -> None:
+    if not holds:
+        raise VerifyError(words)
+
+
+def _manifest(evidence: Evidence) -> str:
+    stated = certificates.json_object(evidence.bytes_of(MANIFEST), MANIFEST)["sha256"]
+    actual = {name: sha256_hex(data) for name, data in evidence.files.content.items() if name != MANIFEST}
+    _expect(set(stated) == set(actual), f"{MANIFEST} lists other files: {sorted(set(stated) ^ set(actual))[:3]}")
+    for name, digest in actual.items():
+        _expect(stated[name] == digest, f"{name} is not the file {MANIFEST} lists")
+    return f"{len(actual)} files have the SHA-256 that {MANIFEST} lists"
+
+
+def _chain(evidence: Evidence) -> str:
+    return f"{len(evidence.ledger.events)} lines, each follows from the one before it"
+
+
+def _finished(evidence: Evidence) -> str:
+    ledger = evidence.ledger
+    _expect(ledger.is_closed, "the ledger is not closed: the run is not finished")
+    planned = ledger.opening["steps"]
+    _expect(ledger.steps_authorised == planned, f"{ledger.steps_authorised} steps are charged, {planned} were planned")
+    _expect(not evidence.files.key_is_here, "private/key is still here: whoever has it knows the noise")
+    return f"closed after the {planned} planned steps"
+
+
+def _plan(evidence: Evidence) -> str:
+    """Every charged step has the noise and sampling the first line announces: what is printed is what was composed."""
+    plan = evidence.ledger.opening
+    rate = plan["batch_size"] / plan["dataset_size"]
+    _expect(plan["sampling_probability"] == rate, f"q is {plan['sampling_probability']}, batch size / N is {rate}")
+    _expect(plan["divisor"] == plan["batch_size"], "the divisor is not the expected batch size")
+    for release in evidence.ledger.releases():
+        same = (release.noise_multiplier, release.sampling_probability) == (plan["noise_multiplier"], rate)
+        _expect(same, f"a block of steps has noise multiplier {release.noise_multiplier}, the plan {plan['noise_multiplier']}")
+    return f"every step has noise multiplier {plan['noise_multiplier']:g} and q = {rate:.6g}"
+
+
+def _config_and_plan(evidence: Evidence) -> str:
+    config, plan = evidence.config, evidence.ledger.opening
+    bounded = plan["clip_rule"] != "none"
+    seeded = config.privacy.noise_seed is not None
+    wanted = {
+        "batch_size": config.train.batch_size,
+        "steps": int(config.train.epochs * plan["dataset_size"] / config.train.batch_size),
+        "held_out": config.data.validation,
+        "delta": config.privacy.delta,
+        "clip_norm": config.privacy.clip_norm if bounded else None,
+        "target_epsilon": config.privacy.epsilon if bounded else None,
+        "noise_source": "seeded" if seeded else "secret",
+    }
+    row = METHODS.get(config.method.name)
+    clip = config.method.clip or (row.clip if row is not None else None)
+    wanted |= {} if clip is None else {"clip_rule": clip}
+    for name, value in wanted.items():
+        _expect(plan[name] == value, f"the ledger says {name} = {plan[name]}, {CONFIG} {value}")
+    return f"{', '.join(wanted)} agree"
+
+
+def _epsilon(evidence: Evidence) -> str:
+    """The statement made anew from the ledger against the one in metrics.json, key by key."""
+    stated, proved = evidence.metrics["privacy"], evidence.statement.as_metrics()
+    _same_statement(stated, proved, METRICS, ("private", "reason", "epsilon", "delta", "relation", "accountant", "steps"))
+    target = evidence.ledger.opening.get("target_epsilon")
+    if evidence.statement.private and target is not None:
+        _expect(evidence.statement.epsilon <= target * (1 + _CLOSE), f"epsilon is above the budget of {target}")
+    return evidence.statement.short
+
+
+def _same_statement(stated: Any, proved: dict[str, Any], where: str, required: tuple[str, ...]) -> None:
+    for name, value in proved.items():
+        if name not in stated:
+            _expect(name not in required, f"{where} states no {name}")
+            continue  # a run made before this was recorded
+        words = f"other {name} than" if isinstance(value, (list, dict)) else f"{name} = {stated[name]!s:.60}, not {value} as"
+        _expect(_equal(stated[name], value), f"{where} states {words} the ledger proves")
+
+
+def _equal(stated: Any, value: Any) -> bool:
+    if isinstance(value, float) and not isinstance(stated, bool) and isinstance(stated, (int, float)):
+        return math.isclose(stated, value, rel_tol=_CLOSE)
+    return type(stated) is type(value) and bool(stated == value)
+
+
+def _model(evidence: Evidence) -> str:
+    _require_model(evidence)
+    return f"{len(evidence.header)} facts and all weights have the SHA-256 in the header"
+
+
+def _require_model(evidence: Evidence) -> None:
+    if not evidence.has(MODEL):
+        if evidence.files.is_bundle:
+            raise RunError(f"{MODEL} is not in the bundle")
+        raise NotCheckedError(f"{MODEL} is not here")
+
+
+def _model_and_config(evidence: Evidence) -> str:
+    _require_model(evidence)
+    digest = sha256_hex(evidence.bytes_of(CONFIG))
+    _expect(evidence.header.get("config_sha256") == digest, f"{CONFIG} is not the config these weights were made with")
+    for name, value in (("method", evidence.config.method.name), ("dataset", evidence.metrics["dataset"])):
+        stated = evidence.header.get(name)
+        _expect(stated == value, f"the model's header says {name} {stated}, the run {value}")
+    _expect(evidence.metrics["method"] == evidence.config.method.name, f"{METRICS} names another method than {CONFIG}")
+    return "the header names the SHA-256 of the config, the method and the data set"
+
+
+def _model_and_ledger(evidence: Evidence) -> str:
+    _require_model(evidence)
+    _expect(evidence.header.get("ledger_head") == evidence.ledger.head, "these weights were made with another ledger")
+    return "the header names the head of this ledger"
+
+
+def _model_and_epsilon(evidence: Evidence) -> str:
+    _require_model(evidence)
+    header, statement = evidence.header, evidence.statement
+    _expect(math.isclose(float(header["epsilon"]), statement.epsilon, rel_tol=_CLOSE), "the header states another epsilon")
+    _expect(float(header["delta"]) == statement.delta, "the header states another delta")
+    _expect(header["privacy"] == statement.short, f"the header says {header['privacy']!r}, the ledger {statement.short!r}")
+    if "statement" not in header:
+        return "epsilon and delta agree (the header is from before whole statements were kept there)"
+    _same_statement(json.loads(header["statement"]), statement.as_metrics(), "the header", ("epsilon", "delta"))
+    return "the statement in the header is what the ledger proves"
+
+
+def _statement_text(evidence: Evidence) -> str:
+    _expect(evidence.bytes_of(STATEMENT).decode() == f"{evidence.statement}\n", f"{STATEMENT} says something else")
+    return "word for word what the ledger proves"
+
+
+_OF_A_BUNDLE: dict[str, Callable[[Evidence], str]] = {"bundle's list of files": _manifest, "statement.txt": _statement_text}
+_CHECKS: dict[str, Callable[[Evidence], str]] = {
+    "ledger chain": _chain,
+    "ledger closed": _finished,
+    "ledger against its plan": _plan,
+    "ledger against config": _config_and_plan,
+    "epsilon recomputed": _epsilon,
+    "model content": _model,
+    "model against config": _model_and_config,
+    "model against ledger": _model_and_ledger,
+    "model against epsilon": _model_and_epsilon,
+}
+
+
+def _certificates(evidence: Evidence) -> Iterator[Check]:
+    """For each certification of metrics.json: where it belongs, every row, every figure; then the rows it does not name."""
+    content = evidence.files.content
+    model_sha256 = sha256_hex(content[MODEL]) if MODEL in content else None
+    entries: list[dict[str, Any]] = []
+    yield _run("certificates", partial(_list_certifications, evidence, entries))
+    for entry in entries:
+        name = entry["file"]
+        yield _run(f"{name} belongs to the model", partial(certificates.belongs, content, entry, model_sha256))
+        yield _run(f"{name} rows", partial(certificates.radii_follow, content, entry))
+        yield _run(f"{name} figures", partial(certificates.figures_follow, content, entry))
+    named = {entry["file"] for entry in entries}
+    for name in sorted(name for name in content if name.endswith(".tsv") and name not in named):
+        yield _run(f"{name} belongs to the model", partial(certificates.side_file, content, name, model_sha256))
+
+
+def _list_certifications(evidence: Evidence, entries: list[dict[str, Any]]) -> str:
+    """Put the certifications into `entries`, if each of them names a file of its own."""
+    found = evidence.metrics["certification"]
+    files = [str(entry["file"])[:120] for entry in found]
+    _expect(files == [entry["file"] for entry in found], f"{METRICS} holds a file name that is none")
+    _expect(len(set(files)) == len(files), f"{METRICS} names a file of certificates twice")
+    entries.extend(found)
+    return f"{METRICS} names {len(files)}" if files else "none: the run is not certified"
+
+
+def _out_of_reach() -> list[Check]:
+    """What no outsider can check from files: said each time, so that "ok" is never taken for more than it is."""
+    reasons = {
+        "the HMACs of the ledger": "they need the run key, which was destroyed when training ended",
+        "that the noise was secret": "no file can show that nobody copied the key while training",
+        "that these steps were what ran": "the ledger is the trainer's own; the code that writes it can be read and tested",
+        "that the data were what they are said to be": "the training data are not here",
+        "tuning": "other runs that were looked at leave no trace in this one; the statement says they are not charged",
+        "the votes and the clean accuracy": "they need the images; repeat them with dpcert certify on another copy of the run",
+    }
+    return [Check(name, NOT_CHECKED, reason) for name, reason in reasons.items()]
