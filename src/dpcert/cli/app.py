@@ -1,9 +1,11 @@
 """The commands, and one voice for everything that goes wrong."""
 
 import os
+import signal
 import sys
+import threading
 import warnings
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -44,6 +46,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. Exit codes: 0 done, 2 a wrong request (one line on stderr), 130 interrupted with the state saved."""
     warnings.showwarning = _warn
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -57,6 +61,11 @@ def main(arguments: list[str] | None = None) -> None:
         typer.echo(f"interrupted{f': {error}' if str(error) else ''}; give the same command again to go on", err=True)
         sys.stdout.flush()
         os._exit(130)  # at once: worker threads of numerical libraries may still be busy
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """SIGTERM is Ctrl-C from a machine (a job queue, a container): the same clean end, not a kill."""
+    raise KeyboardInterrupt
 
 
 def _given(error: typer.TyperException, arguments: list[str]) -> str:
