@@ -93,7 +93,7 @@ class Disk:
         kind = self._due("replace")
         self._before(kind)
         self._note_name(Path(target))
-        os.replace(source, target)
+        os.replace(source, target)  # noqa: PTH105
         self._after(kind)
 
     def unlink(self, path: Path) -> None:
@@ -103,7 +103,7 @@ class Disk:
         kind = self._due("unlink")
         self._before(kind)
         self._note_name(Path(path))
-        os.unlink(path)
+        os.unlink(path)  # noqa: PTH108
         self._after(kind)
 
     def _due(self, operation: str) -> str | None:
@@ -175,7 +175,10 @@ class WithoutRename(Disk):
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
         path = Path(path)
         if path.suffix == ".tmp":
-            path, flags = path.with_name(path.name.removeprefix(".").removesuffix(".tmp")), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            path, flags = (
+                path.with_name(path.name.removeprefix(".").removesuffix(".tmp")),
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+            )
         return super().open(path, flags, mode)
 
     def replace(self, source: Path, target: Path) -> None:

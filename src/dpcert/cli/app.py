@@ -12,6 +12,7 @@ import typer
 from ..errors import DpcertError, DpcertWarning
 from . import account, audit, certify, data, methods, predict, presets, report, run, train
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="dpcert",
     help="Train image classifiers that are provably private and provably robust, and check both claims.\n\n"
@@ -50,6 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt, without a word
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
         _fail(error.format_message() + _given(error, sys.argv[1:] if arguments is None else arguments))
@@ -60,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort) as error:
         typer.echo(f"interrupted{f': {error}' if str(error) else ''}; give the same command again to go on", err=True)
         sys.stdout.flush()
-        os._exit(130)  # at once: worker threads of numerical libraries may still be busy
+        os._exit(INTERRUPTED)  # at once: worker threads of numerical libraries may still be busy
 
 
 def _interrupt(number: int, frame: Any) -> None:
