@@ -14,7 +14,6 @@ from torch import nn
 
 import dpcert
 from dpcert.errors import DpcertError, LedgerError, RunError
-from dpcert.privacy.ledger import Ledger
 from dpcert.store.runs import RunDirectory
 from dpcert.training.loop import Interrupted
 from tests.conftest import blobs
@@ -115,31 +114,6 @@ def crash_at(monkeypatch, name, k, after):
 
     monkeypatch.setattr(f"dpcert.store.durable.os.{name}", fake)
     return calls
-
-
-@pytest.mark.parametrize("name", ["replace", "fsync"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_crash_at_any_write_resumes_to_the_same_bytes(tmp_path, monkeypatch, name, after):
-    train(tmp_path / "whole")
-    expected = files(tmp_path / "whole")
-    crashes = 0
-    for k in range(1, 60):
-        out = tmp_path / f"{name}{k}"
-        with monkeypatch.context() as patch:
-            crash_at(patch, name, k, after)
-            try:
-                train(out)
-                break  # fewer than k calls: every one was tried
-            except Crash:
-                crashes += 1
-        ledger = Ledger.load(out / "ledger.jsonl") if (out / "ledger.jsonl").exists() else None
-        state = out / "private" / "state.json"
-        if state.exists() and ledger is not None:  # what is charged is at least what is durable
-            assert ledger.steps_authorised >= json.loads(state.read_text())["step"]
-        train(out)
-        assert files(out) == expected
-        assert not list((out / "private").iterdir())
-    assert crashes >= 8
 
 
 def test_the_key_is_destroyed_and_was_only_ours(tmp_path, monkeypatch):
@@ -264,25 +238,6 @@ def test_training_in_another_thread_needs_no_signals():
     thread.start()
     thread.join()
     assert found[0].ledger.is_closed
-
-
-def test_no_space_leaves_the_last_state_and_says_so(tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    real, calls = os.fsync, [0]
-
-    def full(descriptor):
-        calls[0] += 1
-        if calls[0] > 10:
-            raise OSError(28, "No space left on device")
-        return real(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("dpcert.store.durable.os.fsync", full)
-        with pytest.raises(RunError, match="No space left on device; free space"):
-            train(out)
-    train(out)
-    train(tmp_path / "whole")
-    assert files(out) == files(tmp_path / "whole")
 
 
 def test_optimisers_are_pytorchs_and_survive_a_crash(tmp_path, monkeypatch):

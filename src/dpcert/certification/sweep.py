@@ -1,8 +1,8 @@
 """Certificates for a whole test set: row by row to disk, resumable at any example."""
 
-import os
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from .._validate import finite_in, integer_in
 from ..errors import DataError, RunError
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
-from ..store.durable import cannot_write, write_atomically
+from ..store.durable import Appender, write_atomically
 from ..store.records import AnyRow, CertificateRow, RobustRow, header, read_rows, row_of, text_of
 from ..workers import share
 from . import smooth
@@ -264,40 +264,36 @@ def _rows_to_file(
 ) -> list[AnyRow]:
     """Do the examples that `path` does not hold yet, appending a row each; `mean_of` names a figure worth watching."""
     done = {row.idx: row for row in read_rows(kind, path, allow_torn_end=True)} if path.exists() else {}
+    _write_sorted(kind, path, done)  # drops a half-written last line
     todo = [index for index in indices if index not in done]
-    if todo or not path.exists():
-        _write_all(kind, path, done)  # drops a half-written last line
+    if todo:
         name, value = mean_of
         total = sum(value(row) for row in done.values())
         before = len(indices) - len(todo)
-        for position, row in enumerate(_appended(kind, path, share(counters, work, todo)), start=1):
-            done[row.idx] = row
-            total += value(row)
-            progress(before + position, len(indices), **{name: f"{total / len(done):.4g}"})
-        _write_all(kind, path, done)  # sorted by example and durable, whatever the order of the work was
+        with contextlib.closing(_appended(kind, path, share(counters, work, todo))) as rows:
+            for position, row in enumerate(rows, start=1):
+                done[row.idx] = row
+                total += value(row)
+                progress(before + position, len(indices), **{name: f"{total / len(done):.4g}"})
+        _write_sorted(kind, path, done)
     return [done[index] for index in indices]
 
 
-def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Iterator[AnyRow]:
+def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Generator[AnyRow]:
     """Append rows as they come; yields them as they are on disk (rounded), so that what is reported is what was written."""
-    try:
-        with path.open("a", encoding="ascii") as file:
-            synced = time.monotonic()
-            for row in rows:
-                text = text_of(row)
-                file.write(text + "\n")
-                file.flush()
-                if time.monotonic() - synced > _SECONDS_BETWEEN_SYNCS:
-                    os.fsync(file.fileno())
-                    synced = time.monotonic()
-                yield row_of(kind, text)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    with Appender(path, _SECONDS_BETWEEN_SYNCS) as file:
+        for row in rows:
+            text = text_of(row)
+            file.add(text)
+            yield row_of(kind, text)
 
 
-def _write_all(kind: type[AnyRow], path: Path, rows: dict[int, AnyRow]) -> None:
+def _write_sorted(kind: type[AnyRow], path: Path, rows: dict[int, AnyRow]) -> None:
+    """Make `path` hold `rows` by example, whatever the order of the work was; a file that does already is left alone."""
     lines = [header(kind), *(text_of(rows[index]) for index in sorted(rows))]
-    write_atomically(path, ("\n".join(lines) + "\n").encode())
+    data = ("\n".join(lines) + "\n").encode()
+    if not path.exists() or path.read_bytes() != data:
+        write_atomically(path, data)
 
 
 def check_radius(radius: float, sigma: float) -> None:

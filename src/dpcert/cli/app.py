@@ -1,15 +1,18 @@
 """The commands, and one voice for everything that goes wrong."""
 
 import os
+import signal
 import sys
+import threading
 import warnings
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 
 from ..errors import DpcertError, DpcertWarning
 from . import account, audit, certify, data, export, methods, predict, presets, report, run, train, verify
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="dpcert",
     help="Train image classifiers that are provably private and provably robust, and check both claims.\n\n"
@@ -46,8 +49,12 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. Exit codes: 0 done, 2 a wrong request (one line on stderr), 130 interrupted with the state saved."""
     warnings.showwarning = _warn
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt, without a word
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
         _fail(error.format_message() + _given(error, sys.argv[1:] if arguments is None else arguments))
@@ -58,7 +65,12 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort) as error:
         typer.echo(f"interrupted{f': {error}' if str(error) else ''}; give the same command again to go on", err=True)
         sys.stdout.flush()
-        os._exit(130)  # at once: worker threads of numerical libraries may still be busy
+        os._exit(INTERRUPTED)  # at once: worker threads of numerical libraries may still be busy
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """SIGTERM is Ctrl-C from a machine (a job queue, a container): the same clean end, not a kill."""
+    raise KeyboardInterrupt
 
 
 def _given(error: typer.TyperException, arguments: list[str]) -> str:

@@ -24,11 +24,11 @@ from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import key_from_seed, secret_key
-from ..store.durable import canonical_json, read_json, sha256_hex, write_atomically, write_json
-from ..store.records import CertificateRow
+from ..store.durable import read_checked_json, sha256_hex, write_atomically, write_checked_json
+from ..store.records import CertificateRow, read_metrics
 from ..store.runs import RunDirectory
 from ..training.loop import Run, choose_device, fit, is_finished
-from ..training.state import load_weights, read_model
+from ..training.state import load_weights, read_model, require_made_with
 from . import presets
 from .config import Config, differences, override, parse, read_toml
 
@@ -153,7 +153,8 @@ def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, d
         metrics["validation_accuracy"] = accuracy(run.model, data.x_validation, data.y_validation)
     else:
         metrics["clean_accuracy"] = accuracy(run.model, data.x_test, data.y_test)
-    write_json(directory.metrics, metrics)
+    metrics["config_sha256"] = sha256_hex(directory.config.read_bytes())
+    write_checked_json(directory.metrics, metrics)
 
 
 @dataclass(frozen=True)
@@ -176,14 +177,11 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     if not ledger.is_closed:
         raise LedgerError(f"{path} is not finished; go on with: dpcert train --out {path}")
     weights, facts = read_model(directory.model)
-    if facts.get("config_sha256") != sha256_hex(directory.config.read_bytes()):
-        raise RunError(f"{directory.config} is not the config {directory.model.name} was made with; restore it from a copy")
+    require_made_with(directory, facts, ledger, sha256_hex(directory.config.read_bytes()))
     if config.model.name not in MODELS:
         raise RunError(f"{path} holds a model of your own ({config.model.name}); certify it in Python with dpcert.certify")
     model = build_model(config.model.name, input_shape=input_shape, classes=classes)
     load_weights(model, weights, directory.model)
-    if facts.get("ledger_head") != ledger.head:
-        raise LedgerError(f"{directory.ledger} is not the ledger {directory.model.name} was made with; restore both")
     model.to(choose_device(device))
     statement = state(ledger, recorded_versions(facts))
     return Finished(directory, config, model, statement, sha256_hex(directory.model.read_bytes()))
@@ -254,6 +252,7 @@ def certify(
     """Certificates for a run's test set (or validation split), and their figures in metrics.json."""
     task = _task(path, request, device, data_progress)
     request = task.request
+    task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
         began = time.perf_counter()
@@ -308,7 +307,7 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     plain = run.directory.path / f"{stem}.json"
     other = f"{stem}{'' if how.n0 == 100 else f'-n0{how.n0}'}-n{how.n}-alpha{how.alpha:g}"
     votes = ("n0", "n", "alpha")
-    taken = plain.exists() and any(read_json(plain, what="certificate facts").get(k) != facts[k] for k in votes)
+    taken = plain.exists() and any(_read_facts(plain).get(name) != facts[name] for name in votes)
     sidecar = run.directory.path / f"{other}.json" if taken else plain
     if sidecar.exists():
         return sidecar.with_suffix(".tsv"), _recorded_key(sidecar, facts, request.seed)
@@ -316,7 +315,7 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
         raise RunError(f"{sidecar.with_suffix('.tsv')} has no {sidecar.name} beside it, which holds its noise key; delete it")
     key = secret_key() if request.seed is None else key_from_seed(request.seed, "certify")
     facts |= {"seed": request.seed, "noise_key": key.hex()}
-    write_json(sidecar, {**facts, "check": sha256_hex(canonical_json(facts).encode())})
+    write_checked_json(sidecar, facts)
     return sidecar.with_suffix(".tsv"), key
 
 
@@ -325,11 +324,12 @@ def _images_sha256(task: _Task) -> str:
     return sha256_hex(task.x.numpy().tobytes() + task.y.numpy().tobytes())
 
 
+def _read_facts(sidecar: Path) -> dict[str, Any]:
+    return read_checked_json(sidecar, what="certificate facts", remedy="delete it and its .tsv to certify again")
+
+
 def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> bytes:
-    recorded = read_json(sidecar, what="certificate facts")
-    check = recorded.pop("check", None) if isinstance(recorded, dict) else None
-    if check != sha256_hex(canonical_json(recorded).encode()):
-        raise RunError(f"{sidecar} is damaged (its checksum is wrong); delete it and its .tsv to certify again")
+    recorded = _read_facts(sidecar)
     for name, value in facts.items():
         if recorded.get(name) != value:
             raise RunError(
@@ -371,7 +371,8 @@ def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, si
 
 def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float) -> None:
     path = task.run.directory.metrics
-    metrics = read_json(path, what="metrics")
+    before = read_metrics(path)
+    metrics = {**before, "timing": dict(before["timing"])}
     if entry["split"] == "test" and metrics.get("clean_accuracy") is None:
         metrics["clean_accuracy"] = accuracy(task.run.model, task.data.x_test, task.data.y_test)
     metrics["privacy"] = task.run.statement.as_metrics()
@@ -380,7 +381,8 @@ def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float) -> None:
     metrics["certification"] = sorted([*others, entry], key=lambda e: (e["sigma"], e["n"], e["alpha"], e["file"]))
     if not unchanged:
         metrics["timing"]["certify_seconds"] = round(seconds, 1)
-    write_json(path, metrics)
+    if metrics != before:
+        write_checked_json(path, metrics)
 
 
 def seed_everything_visible(seed: int | None) -> dict[str, Any]:

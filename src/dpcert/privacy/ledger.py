@@ -58,6 +58,15 @@ class Ledger:
         """How many steps are charged."""
         return self._steps
 
+    @property
+    def sha256(self) -> str:
+        """Digest of the file's bytes: unlike the chain it covers the HMACs, which nobody can check once the key is gone."""
+        return hashlib.sha256(self._bytes(self._lines)).hexdigest()
+
+    @staticmethod
+    def _bytes(lines: list[str]) -> bytes:
+        return ("\n".join(lines) + "\n").encode()
+
     def releases(self) -> Iterator[GaussianSteps]:
         """The charged steps, as the accountant understands them."""
         for event in self._events:
@@ -96,7 +105,7 @@ class Ledger:
         lines = [*self._lines, canonical_json(line)]
         if self.path is not None:
             # The whole file at once: a few kilobytes, and no half line can ever be seen.
-            write_atomically(self.path, ("\n".join(lines) + "\n").encode())
+            write_atomically(self.path, self._bytes(lines))
         self._lines, self.head = lines, digest
         self._take(event)
 

@@ -3,10 +3,11 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from ..errors import RunError
 from ..rounding import floor_text
+from .durable import read_checked_json
 
 
 class Row(Protocol):
@@ -130,3 +131,14 @@ def read_rows(kind: type[AnyRow], path: Path, *, allow_torn_end: bool = False) -
     if len({row.idx for row in rows}) != len(rows):
         raise RunError(f"{path} holds an example twice; delete the file and certify again")
     return rows
+
+
+_METRICS_WITHOUT_CHECK = frozenset(
+    ("dataset", "method", "sigma_train", "clean_accuracy", "validation_accuracy", "privacy", "certification", "timing")
+)
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """metrics.json, checked. All but its timings follows from ledger, model and rows, so a damaged one is made again."""
+    remedy = "delete it and give dpcert train and dpcert certify again: they make it anew from model, ledger and rows"
+    return read_checked_json(path, what="metrics", remedy=remedy, unchecked_keys=_METRICS_WITHOUT_CHECK)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import RunError
-from .durable import cannot_write, destroy, write_atomically
+from .durable import cannot_write, destroy, remove, write_atomically
 
 _KEY_BYTES = 32
 
@@ -60,8 +60,9 @@ class RunDirectory:
     def forget_secrets(self) -> None:
         """Destroy the key and what was only needed to continue."""
         destroy(self.key)
-        for file in [self.state, *self.private.glob("checkpoint-*.safetensors")]:
-            file.unlink(missing_ok=True)
+        leftovers = self.private.glob(".*.tmp")  # of a crash in the middle of a write
+        for file in [self.state, *self.private.glob("checkpoint-*.safetensors"), *leftovers]:
+            remove(file)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,17 @@ from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from ..store.durable import canonical_json, write_atomically
 from ..store.runs import RunDirectory
 from ..workers import worker_count
-from .state import data_identity, load_checkpoint, load_weights, model_bytes, read_model, save_checkpoint
-from .step import Problem, check_views, private_step
+from .state import (
+    Origin,
+    data_identity,
+    load_checkpoint,
+    load_weights,
+    model_bytes,
+    read_model,
+    require_made_with,
+    save_checkpoint,
+)
+from .step import Problem, StopAskedError, check_views, private_step
 
 OPTIMIZERS = ("sgd", "adam")
 _SECONDS_BETWEEN_EPSILONS = 20.0
@@ -123,13 +132,15 @@ def fit(
     if directory is None:
         key = _new_key(settings)
         ledger = _open_ledger(None, key, plan, settings)
-        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, None, "", progress)
+        _steps(
+            _problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, None, None, progress
+        )
         return Run(model, ledger, state(ledger, installed_versions()), plan)
     directory.create()
     with directory.locked():
         facts = {**(labels or {}), **({"config_sha256": claim()} if claim is not None else {})}
         if is_finished(directory):
-            return _reload(directory, model, plan, settings)
+            return _reload(directory, model, plan, settings, facts.get("config_sha256"))
         return _fit_in(directory, model, data, method, settings, plan, optimizer, engines, facts, progress)
 
 
@@ -153,57 +164,78 @@ def _fit_in(
     resumed = load_checkpoint(directory, model, optimizer)
     key = directory.load_key()
     if resumed is None:
-        if directory.ledger.exists():
-            raise LedgerError(f"{directory.path} has a ledger but no checkpoint; its state was removed: use another --out")
+        _refuse_to_begin_again(directory)
         key = _new_key(settings)
-        identity = data_identity(key, data.x_train, data.y_train)
+        origin = Origin(data_identity(key, data.x_train, data.y_train), labels.get("config_sha256"))
         directory.store_key(key)
-        save_checkpoint(directory, 0, model, optimizer, "", identity)  # the initial weights: step 0 can be replayed
+        save_checkpoint(directory, 0, model, optimizer, "", origin)  # the initial weights: step 0 can be replayed
         first, head = 0, ""
     else:
         if key is None:
             raise RunError(f"{directory.key} is missing; without it the same steps cannot be taken again: use another --out")
-        identity = data_identity(key, data.x_train, data.y_train)
-        if identity != resumed.data_identity:
-            raise RunError(f"{directory.path} was started on other training data; use that data or another --out")
+        origin = Origin(data_identity(key, data.x_train, data.y_train), labels.get("config_sha256"))
+        _refuse_other_origin(directory, resumed.origin, origin)
         first, head = resumed.step, resumed.ledger_head
     ledger = _continue_ledger(directory.ledger, key, plan, settings, head)
     mechanism = Mechanism(plan, key, ledger)
     problem = _problem(model, data, method, settings, mechanism, optimizer, engines)
-    _steps(problem, first, directory, identity, progress)
+    _steps(problem, first, directory, origin, progress)
     if not ledger.is_closed:
         ledger.close()
     statement = state(ledger, installed_versions())
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
-    facts |= {"ledger_head": ledger.head, "format": "dpcert-1"}
+    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": "dpcert-1"}
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()
     return Run(model, ledger, statement, plan, directory.path)
 
 
-def _reload(directory: RunDirectory, model: nn.Module, plan: Plan, settings: Settings) -> Run:
+def _refuse_to_begin_again(directory: RunDirectory) -> None:
+    """Steps that were taken here and are not charged in a ledger we can read must not be taken a second time."""
+    for file in (directory.ledger, directory.model):
+        if file.exists():
+            missing = "checkpoint" if file == directory.ledger else "ledger"
+            raise LedgerError(
+                f"{directory.path} has a {file.name} but no {missing}; its state was removed: restore it, or use another --out"
+            )
+
+
+def _refuse_other_origin(directory: RunDirectory, before: Origin, now: Origin) -> None:
+    if now.data_identity != before.data_identity:
+        raise RunError(
+            f"{directory.path} was started on other training data, or its key is damaged; use what it was started "
+            "with, or another --out"
+        )
+    if before.config_sha256 is not None and now.config_sha256 != before.config_sha256:
+        raise RunError(f"{directory.config} was changed since this run began; restore it from a copy, or use another --out")
+
+
+def _reload(directory: RunDirectory, model: nn.Module, plan: Plan, settings: Settings, config_sha256: str | None) -> Run:
     ledger = Ledger.load(directory.ledger)
     _refuse_other_plan(ledger, plan, settings)
     weights, header = read_model(directory.model)
+    require_made_with(directory, header, ledger, config_sha256)
     load_weights(model, weights, directory.model)
     directory.forget_secrets()  # a crash may have come between the last write and this
     return Run(model, ledger, state(ledger, recorded_versions(header)), plan, directory.path)
 
 
-def _steps(problem: Problem, first: int, directory: RunDirectory | None, identity: str, progress: Progress) -> None:
+def _steps(problem: Problem, first: int, directory: RunDirectory | None, origin: Origin | None, progress: Progress) -> None:
     mechanism, total = problem.mechanism, problem.mechanism.plan.steps
     spent = _SpentSoFar(mechanism.ledger)
     with _stop_requests() as asked_to_stop:
+        problem = replace(problem, stop_asked=lambda: bool(asked_to_stop))
         for step in range(first, total):
             mechanism.charge(step)
-            private_step(problem, step)
-            done = step + 1
-            progress(done, total, epsilon=spent.text(step))
+            done = step
+            with contextlib.suppress(StopAskedError):  # the step is given up and will be the same when it is taken again
+                private_step(problem, step)
+                done = step + 1
+                progress(done, total, epsilon=spent.text(step))
             stop = bool(asked_to_stop)
-            if directory is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
-                head = mechanism.ledger.head
-                save_checkpoint(directory, done, problem.model, problem.optimizer, head, identity)
+            if origin is not None and directory is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
+                save_checkpoint(directory, done, problem.model, problem.optimizer, mechanism.ledger.head, origin)
             if stop and done < total:
                 raise Interrupted(f"stopped after step {done} of {total}")
     if directory is None:

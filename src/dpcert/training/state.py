@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ..errors import RunError
+from ..errors import LedgerError, RunError
+from ..privacy.ledger import Ledger
 from ..rng import KEY_BYTES, Purpose, stream_bytes
-from ..store.durable import canonical_json, sha256_hex, write_atomically
+from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
 from ..store.runs import RunDirectory
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run was begun with and must be continued with: the data and the config (None: nobody keeps one)."""
+
+    data_identity: str
+    config_sha256: str | None
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Resumed:
 
     step: int
     ledger_head: str
-    data_identity: str
+    origin: Origin
 
 
 def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
@@ -39,7 +48,7 @@ def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
 
 
 def save_checkpoint(
-    directory: RunDirectory, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, head: str, identity: str
+    directory: RunDirectory, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, head: str, origin: Origin
 ) -> None:
     """Write weights and optimiser state, then the small file that names them; only then drop the older ones."""
     tensors = {_MODEL + name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
@@ -50,12 +59,12 @@ def save_checkpoint(
     data = save(tensors)
     file = directory.private / f"checkpoint-{step}.safetensors"
     write_atomically(file, data, mode=0o600)
-    state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, "data_identity": identity}
+    state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, **asdict(origin)}
     state["check"] = sha256_hex(canonical_json(state).encode())
     write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600)
     for older in directory.private.glob("checkpoint-*.safetensors"):
         if older != file:
-            older.unlink(missing_ok=True)
+            remove(older)
 
 
 def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.optim.Optimizer) -> Resumed | None:
@@ -74,7 +83,8 @@ def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.
             slots.setdefault(int(index), {})[slot] = value
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-    return Resumed(state["step"], state["ledger_head"], state["data_identity"])
+    origin = Origin(state["data_identity"], state.get("config_sha256"))  # a run begun before 0.1.0 has no config there
+    return Resumed(state["step"], state["ledger_head"], origin)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -146,6 +156,17 @@ def parse_model(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, 
     if stated != _content_sha256(tensors, metadata):
         raise RunError(f"{origin} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
     return tensors, metadata
+
+
+def require_made_with(directory: RunDirectory, facts: dict[str, str], ledger: Ledger, config_sha256: str | None) -> None:
+    """Raise unless a model's header (`facts`) names this ledger and this config."""
+    if config_sha256 is not None and facts.get("config_sha256") != config_sha256:
+        raise RunError(f"{directory.config} is not the config {directory.model.name} was made with; restore it from a copy")
+    # The hash chain does not cover the HMACs, and their key is destroyed: the whole file's digest does.
+    # Models from before it was recorded name the head of the chain only.
+    whole = facts.get("ledger_sha256", ledger.sha256)
+    if facts.get("ledger_head") != ledger.head or whole != ledger.sha256:
+        raise LedgerError(f"{directory.ledger} is not the ledger {directory.model.name} was made with; restore both")
 
 
 def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:

@@ -1,5 +1,6 @@
 """One step of DP-CERT training (Algorithm 2 of the paper), a call a line."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,14 @@ from ..methods import Method, Views
 from ..privacy.mechanism import Mechanism
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
 from ..workers import share
+
+
+class StopAskedError(Exception):
+    """Raised between two parts of a step that is to be given up; weights and optimiser are as they were before it."""
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Problem:
     mechanism: Mechanism
     optimizer: torch.optim.Optimizer
     physical_batch: int
+    stop_asked: Callable[[], bool] = _never
 
 
 def private_step(problem: Problem, step: int) -> None:
@@ -51,6 +61,8 @@ def clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> Clippe
     try:
         for clipped in share(problem.engines, work, parts):
             total = total + clipped
+            if problem.stop_asked():  # a large batch may take longer than the one who asked will wait
+                raise StopAskedError
     except RuntimeError as error:
         if "memory" not in str(error).lower() or rows < 2 * problem.method.views.count:
             raise
