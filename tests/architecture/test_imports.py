@@ -57,6 +57,7 @@ JOINTS = {
     "models/registry",
     "store/runs",
     "store/records",
+    "store/metrics",
 }
 JOINED_FOLDERS = ("experiment", "report", "cli")
 

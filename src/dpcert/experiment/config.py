@@ -175,6 +175,8 @@ class Config(_Section):
         return "\n".join(lines)
 
 
+_LARGEST_FILE_BYTES = 1 << 18
+_LONGEST_SHOWN = 200
 SPEED_KEYS = {"train.physical_batch", "train.device", "train.threads", "gradients.engine"}
 UNRELATED_TO_TRAINING = "certify."
 
@@ -196,8 +198,17 @@ def parse(tables: Mapping[str, Any], origin: str) -> Config:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("constrained-"))
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{origin}: unknown key {key!r}; {_known(key)}") from error
-        raise ConfigError(f"{origin}: {key} is {first.get('input')!r}: {first['msg'].lower()}") from error
+            raise ConfigError(f"{origin}: unknown key {_shown(key)}; {_known(key)}") from error
+        raise ConfigError(f"{origin}: {key} is {_shown(first.get('input'))}: {first['msg'].lower()}") from error
+
+
+def _shown(value: Any) -> str:
+    """A value as it was written, on one line of bounded length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or lists in lists in lists
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _known(key: str) -> str:
@@ -212,10 +223,16 @@ def _known(key: str) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE_BYTES + 1)
+        if len(data) > _LARGEST_FILE_BYTES:
+            raise ConfigError(f"config file {path} has more than {_LARGEST_FILE_BYTES} bytes; it is not a config")
+        return tomllib.loads(data.decode("utf-8"))
+    except ConfigError:
+        raise
     except FileNotFoundError as error:
         raise ConfigError(f"config file {path} does not exist") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not TOML, too many digits, nested too deeply
         raise ConfigError(f"config file {path} is not TOML: {error}") from error
 
 
@@ -237,7 +254,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r}: write it as section.key=value, e.g. --set train.epochs=1")
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = raw.strip()
     return name.strip(), value
 

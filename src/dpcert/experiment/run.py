@@ -23,8 +23,9 @@ from ..models.registry import MODELS, build_model
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, state
 from ..progress import Progress, silent
-from ..rng import key_from_seed, secret_key
+from ..rng import KEY_BYTES, key_from_seed, secret_key
 from ..store.durable import canonical_json, read_json, sha256_hex, write_atomically, write_json
+from ..store.metrics import read_metrics
 from ..store.records import CertificateRow
 from ..store.runs import RunDirectory
 from ..training.loop import Run, choose_device, fit, is_finished
@@ -294,7 +295,7 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     plain = run.directory.path / f"{stem}.json"
     other = f"{stem}{'' if how.n0 == 100 else f'-n0{how.n0}'}-n{how.n}-alpha{how.alpha:g}"
     votes = ("n0", "n", "alpha")
-    taken = plain.exists() and any(read_json(plain, what="certificate facts").get(k) != facts[k] for k in votes)
+    taken = plain.exists() and any(_read_facts(plain).get(k) != facts[k] for k in votes)
     sidecar = run.directory.path / f"{other}.json" if taken else plain
     if sidecar.exists():
         return sidecar.with_suffix(".tsv"), _recorded_key(sidecar, facts, request.seed)
@@ -311,9 +312,20 @@ def _images_sha256(task: _Task) -> str:
     return sha256_hex(task.x.numpy().tobytes() + task.y.numpy().tobytes())
 
 
-def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> bytes:
+def _read_facts(sidecar: Path) -> dict[str, Any]:
     recorded = read_json(sidecar, what="certificate facts")
-    check = recorded.pop("check", None) if isinstance(recorded, dict) else None
+    try:
+        canonical_json(recorded)
+    except (ValueError, RecursionError):  # an infinity, or nested too deeply to be ours
+        recorded = None
+    if not isinstance(recorded, dict):
+        raise RunError(f"{sidecar} is damaged (it holds no facts); delete it and its .tsv to certify again")
+    return recorded
+
+
+def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> bytes:
+    recorded = _read_facts(sidecar)
+    check = recorded.pop("check", None)
     if check != sha256_hex(canonical_json(recorded).encode()):
         raise RunError(f"{sidecar} is damaged (its checksum is wrong); delete it and its .tsv to certify again")
     for name, value in facts.items():
@@ -329,6 +341,8 @@ def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> byt
         )
     try:
         key = bytes.fromhex(recorded["noise_key"])
+        if len(key) != KEY_BYTES:
+            raise ValueError("wrong length")
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(f"{sidecar} holds no noise key; delete it and its .tsv to certify again") from error
     return key
@@ -357,7 +371,7 @@ def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, si
 
 def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float) -> None:
     path = task.run.directory.metrics
-    metrics = read_json(path, what="metrics")
+    metrics = read_metrics(path)
     if entry["split"] == "test" and metrics.get("clean_accuracy") is None:
         metrics["clean_accuracy"] = accuracy(task.run.model, task.data.x_test, task.data.y_test)
     metrics["privacy"] = task.run.statement.as_metrics()

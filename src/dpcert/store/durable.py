@@ -60,11 +60,15 @@ def cannot_write(path: Path, error: OSError) -> RunError:
 def read_json(path: Path, *, what: str) -> Any:
     """A JSON file, or a `RunError` that names it."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except FileNotFoundError as error:
         raise RunError(f"{what} {path} is missing") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{what} {path} cannot be read: {error}; restore it from a copy") from error
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,6 +1,7 @@
 """Schemas of the rows between stages. All of them are public: made after the noise, from the test set."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, Self, TypeVar
@@ -52,7 +53,10 @@ class CertificateRow:
         """The row of a line."""
         idx, label, predict, radius, correct, time, count, n, p_lower = fields
         votes = int(count) if count else None
-        return cls(int(idx), int(label), int(predict), float(radius), int(correct), float(time), votes, int(n), float(p_lower))
+        found = float(radius), float(time), float(p_lower)
+        if not all(math.isfinite(value) and value >= 0 for value in found):
+            raise ValueError("a radius, time or probability is negative or not a number")
+        return cls(int(idx), int(label), int(predict), found[0], int(correct), found[1], votes, int(n), found[2])
 
 
 @dataclass(frozen=True)

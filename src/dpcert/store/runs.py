@@ -58,9 +58,9 @@ class RunDirectory:
         return key
 
     def forget_secrets(self) -> None:
-        """Destroy the key and what was only needed to continue."""
+        """Destroy the key and all that was only needed to continue, half-written files of a crash included."""
         destroy(self.key)
-        for file in [self.state, *self.private.glob("checkpoint-*.safetensors")]:
+        for file in self.private.iterdir():
             file.unlink(missing_ok=True)
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ from ..store.durable import canonical_json, sha256_hex, write_atomically
 from ..store.runs import RunDirectory
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
+_STATE_TYPES = {"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str}
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,22 @@ def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.
     slots: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith(_OPTIMIZER):
-            index, slot = name.removeprefix(_OPTIMIZER).split(".", 1)
-            slots.setdefault(int(index), {})[slot] = value
+            index, _, slot = name.removeprefix(_OPTIMIZER).partition(".")
+            slots.setdefault(int(index) if index.isdecimal() else -1, {})[slot] = value
+    if slots and not _fits(slots, optimizer):
+        raise RunError(f"{file} does not fit the optimiser; this run cannot be continued, start another with --out")
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
     return Resumed(state["step"], state["ledger_head"], state["data_identity"])
+
+
+def _fits(slots: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether each slot belongs to a parameter and has its shape (or is a single number, like Adam's step)."""
+    shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
+    return all(
+        0 <= index < len(shapes) and all(value.ndim == 0 or value.shape == shapes[index] for value in values.values())
+        for index, values in slots.items()
+    )
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -84,7 +96,9 @@ def _read_state(path: Path) -> dict[str, Any]:
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        intact = intact and {name: type(value) for name, value in state.items()} == _STATE_TYPES
+        intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}); this run cannot be continued, start another with --out") from error
     if not intact:
         raise RunError(f"{path} is damaged (its checksum is wrong); this run cannot be continued, start another with --out")
@@ -102,8 +116,8 @@ def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
         raise RunError(f"{path} is damaged (its SHA-256 is wrong); restore it from a copy or train again with another --out")
     try:
         return load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"{path} is not a safetensors file ({error}); restore it from a copy") from error
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not a safetensors file ({str(error)[:200]}); restore it from a copy") from error
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
@@ -120,15 +134,18 @@ def _content_sha256(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str
     digest = hashlib.sha256(canonical_json(metadata).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())  # bytes: NumPy has no bfloat16
     return digest.hexdigest()
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The weights and facts of a model file, which must be what was written."""
     tensors = load_tensors(path)
-    with safe_open(path, framework="pt") as file:
-        metadata = dict(file.metadata() or {})
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is not a safetensors file ({error}); restore it from a copy") from error
     stated = metadata.pop("content_sha256", None)
     if stated != _content_sha256(tensors, metadata):
         raise RunError(f"{path} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
