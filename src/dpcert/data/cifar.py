@@ -3,13 +3,15 @@
 import tarfile
 from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
-from typing import IO
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import DataError
 
 RECORD_BYTES = 1 + 3 * 32 * 32
+BATCH_RECORDS = 10_000
+_PADDING_BYTES = 1 << 16
 CLASSES = 10
 _ORDINARY = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
@@ -27,10 +29,17 @@ def parse_batch(data: bytes, name: str, records: int | None = 10_000) -> tuple[n
     return table[:, 1:].reshape(-1, 3, 32, 32), labels
 
 
+class Stream(Protocol):
+    """Bytes that come one after the other."""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` more bytes; none at the end."""
+
+
 class _Capped:
     """A stream that ends with an error where more comes out than the archive can honestly hold."""
 
-    def __init__(self, file: IO[bytes], most: int) -> None:
+    def __init__(self, file: Stream, most: int) -> None:
         self._file, self._left = file, most
 
     def read(self, size: int) -> bytes:
@@ -41,14 +50,14 @@ class _Capped:
         return data
 
 
-def archive_members(unpacked: IO[bytes], folder: str, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+def archive_members(unpacked: Stream, folder: str, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """The batch files of the official archive (a tar, already unzipped), read in passing; nothing is ever extracted.
 
     A wanted name that is not an ordinary file of the right size in `folder`, or that comes twice, is refused; all else is
     skipped. The whole stream is capped, headers included.
     """
-    size, seen = 10_000 * RECORD_BYTES, set()
-    capped = _Capped(unpacked, (len(names) + 1) * size)
+    size, seen = BATCH_RECORDS * RECORD_BYTES, set()
+    capped = _Capped(unpacked, (len(names) + 1) * size + _PADDING_BYTES)
     with tarfile.open(fileobj=capped, mode="r|") as tar:  # type: ignore[call-overload]
         for member in tar:
             name = PurePosixPath(member.name).name

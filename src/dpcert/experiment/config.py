@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .._validate import shown
 from ..errors import ConfigError
 from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
@@ -176,7 +177,6 @@ class Config(_Section):
 
 
 _LARGEST_FILE_BYTES = 1 << 18
-_LONGEST_SHOWN = 200
 SPEED_KEYS = {"train.physical_batch", "train.device", "train.threads", "gradients.engine"}
 UNRELATED_TO_TRAINING = "certify."
 
@@ -198,17 +198,8 @@ def parse(tables: Mapping[str, Any], origin: str) -> Config:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("constrained-"))
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{origin}: unknown key {_shown(key)}; {_known(key)}") from error
-        raise ConfigError(f"{origin}: {key} is {_shown(first.get('input'))}: {first['msg'].lower()}") from error
-
-
-def _shown(value: Any) -> str:
-    """A value as it was written, on one line of bounded length."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # thousands of digits, or lists in lists in lists
-        return f"a {type(value).__name__} too large to show"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+            raise ConfigError(f"{origin}: unknown key {shown(key)}; {_known(key)}") from error
+        raise ConfigError(f"{origin}: {key} is {shown(first.get('input'))}: {first['msg'].lower()}") from error
 
 
 def _known(key: str) -> str:

@@ -95,13 +95,13 @@ def state(ledger: Ledger) -> Statement:
 def _checked(facts: Any) -> Any:
     """The opening line, if all that a statement stands on is there and of its kind; a chain can be whole and still nonsense."""
     number, whole = (int, float), int
-    kinds = {"clip_rule": str, "sampling": str, "noise_source": str, "size_given": bool, "classes_given": bool}
+    kinds: dict[str, Any] = {"clip_rule": str, "sampling": str, "noise_source": str, "size_given": bool, "classes_given": bool}
     kinds |= {"noise_multiplier": number, "sampling_probability": number, "delta": number}
     kinds |= {"dataset_size": whole, "classes": whole, "held_out": whole}
     wrong = [key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)]
     wrong += [key for key, kind in kinds.items() if kind is not bool and isinstance(facts.get(key), bool)]
-    bounded = facts.get("clip_rule") != "none"
-    wrong += ["clip_norm"] if "clip_norm" not in facts or isinstance(facts["clip_norm"], number) is not bounded else []
+    unbounded = facts.get("clip_rule") == "none" and facts.get("clip_norm") is None
+    wrong += [] if unbounded or isinstance(facts.get("clip_norm"), number) else ["clip_norm"]
     if wrong:
         raise LedgerError(f"the ledger's first line states no usable {wrong[0]!r}; restore the ledger from a copy")
     finite_in("the ledger's delta", facts["delta"], 0.0, 1.0, open_low=True, open_high=True, error=LedgerError)

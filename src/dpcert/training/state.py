@@ -134,7 +134,7 @@ def _content_sha256(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str
     digest = hashlib.sha256(canonical_json(metadata).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())  # bytes: NumPy has no bfloat16
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)  # bytes: NumPy has no bfloat16
     return digest.hexdigest()
 
 
