@@ -28,7 +28,13 @@ def _place(random: Random, data: bytearray) -> int:
     """A position; half of them near the start, where headers are, some near the end, where directories are."""
     size = max(1, len(data))
     near = random.random()
-    return random.randrange(min(size, 128)) if near < 0.4 else size - 1 - random.randrange(min(size, 128)) if near < 0.6 else random.randrange(size)
+    return (
+        random.randrange(min(size, 128))
+        if near < 0.4
+        else size - 1 - random.randrange(min(size, 128))
+        if near < 0.6
+        else random.randrange(size)
+    )
 
 
 def _flip(random: Random, data: bytearray, seeds: list[bytes]) -> None:

@@ -281,7 +281,13 @@ def _read_checkpoint(data: bytes, folder: Path) -> object:
     """A damaged checkpoint whose digest in state.json is right."""
     directory = RunDirectory(folder / "run")
     (directory.private / "checkpoint-3.safetensors").write_bytes(data)
-    facts = {"step": 3, "checkpoint": "checkpoint-3.safetensors", "sha256": sha256_hex(data), "ledger_head": "", "data_identity": ""}
+    facts = {
+        "step": 3,
+        "checkpoint": "checkpoint-3.safetensors",
+        "sha256": sha256_hex(data),
+        "ledger_head": "",
+        "data_identity": "",
+    }
     facts["check"] = sha256_hex(canonical_json(facts).encode())
     return _read_state((canonical_json(facts) + "\n").encode(), folder)
 
@@ -308,7 +314,9 @@ def _rechecked_rows(random: Random, seeds: list[bytes]) -> bytes:
     place = random.randrange(1, len(lines))
     fields = lines[place].split("\t")[:-1]
     for _ in range(random.choice((1, 1, 3))):
-        fields[random.randrange(len(fields))] = random.choice((*map(str, NASTY[:26]), "nan", "inf", "-inf", "1_0", " 1", "1e400", "-1"))
+        fields[random.randrange(len(fields))] = random.choice(
+            (*map(str, NASTY[:26]), "nan", "inf", "-inf", "1_0", " 1", "1e400", "-1")
+        )
     body = "\t".join(fields)
     lines[place] = f"{body}\t{hashlib.sha256(body.encode()).hexdigest()[:12]}"
     return ("\n".join(lines) + "\n").encode("utf-8", errors="replace")
@@ -348,7 +356,10 @@ def _metrics() -> dict[str, object]:
 
 
 def _metrics_seeds(folder: Path) -> list[bytes]:
-    not_private = {**_metrics(), "privacy": {"private": False, "reason": "no noise", "epsilon": None, "delta": 1e-5, "conditions": []}}
+    not_private = {
+        **_metrics(),
+        "privacy": {"private": False, "reason": "no noise", "epsilon": None, "delta": 1e-5, "conditions": []},
+    }
     return [json.dumps(value, indent=2).encode() for value in (_metrics(), not_private)]
 
 

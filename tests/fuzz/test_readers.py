@@ -85,7 +85,9 @@ def test_a_hundred_thousand_damaged_files(name, tmp_path, limited, evidence):
     found = fuzz(READERS[name], tmp_path, inputs, seed=2)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     assert grown < 400
-    figure = f"{name}: {found['read']} read, {found['refused']} refused, 0 other; slowest {found['slowest']:.2f} s, {grown} MiB more"
+    figure = (
+        f"{name}: {found['read']} read, {found['refused']} refused, 0 other; slowest {found['slowest']:.2f} s, {grown} MiB more"
+    )
     evidence("fuzz", figure=figure, trials=inputs, twin="a reader that raises KeyError, eats memory or dawdles: caught")
 
 

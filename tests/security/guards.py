@@ -52,7 +52,13 @@ def no_unpickling() -> Iterator[list[str]]:
         return real(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch, watched() as seen:
-        for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (pickle, "_Unpickler"), (torch, "load")):
+        for owner, name in (
+            (pickle, "load"),
+            (pickle, "loads"),
+            (pickle, "Unpickler"),
+            (pickle, "_Unpickler"),
+            (torch, "load"),
+        ):
             patch.setattr(owner, name, forbidden)
         patch.setattr(torch.serialization, "load", forbidden)
         patch.setattr(np, "load", load)

@@ -23,7 +23,14 @@ from tests.conftest import blobs
 from tests.fuzz.readers import idx_bytes
 from tests.security.guards import UnpickledError, no_unpickling
 
-SETTINGS = ("model.name=linear", "train.batch_size=10", "train.epochs=2", "data.classes=3", "certify.n=200", "privacy.noise_seed=1")
+SETTINGS = (
+    "model.name=linear",
+    "train.batch_size=10",
+    "train.epochs=2",
+    "data.classes=3",
+    "certify.n=200",
+    "privacy.noise_seed=1",
+)
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 
 
@@ -66,7 +73,9 @@ def train_small(out: Path, **options):
 
 def small_cifar(folder: Path, patch: pytest.MonkeyPatch) -> None:
     batch = bytes(cifar.RECORD_BYTES) * 10_000
-    source = dataclasses.replace(registry.CIFAR10, digests=dict.fromkeys(registry.CIFAR10.digests, hashlib.sha256(batch).hexdigest()))
+    source = dataclasses.replace(
+        registry.CIFAR10, digests=dict.fromkeys(registry.CIFAR10.digests, hashlib.sha256(batch).hexdigest())
+    )
     patch.setitem(registry.SOURCES, "cifar10", source)
     (folder / source.folder).mkdir(exist_ok=True)
     for name in source.digests:
@@ -107,7 +116,9 @@ def test_no_load_path_unpickles(folder, tmp_path, monkeypatch, evidence):
             assert not (tmp_path / "done").exists(), name
     assert not [event for event in seen if event.startswith("pickle")]
     figure = f"0 unpicklings on {len(paths)} load paths; {len(hostile)} of {len(hostile)} hostile pickles refused unread"
-    evidence("S1", figure=figure, trials=len(paths) + len(hostile), twin="np.load with pickles, torch.load, pickle.loads: caught")
+    evidence(
+        "S1", figure=figure, trials=len(paths) + len(hostile), twin="np.load with pickles, torch.load, pickle.loads: caught"
+    )
 
 
 class Evil:
