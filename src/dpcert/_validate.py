@@ -2,8 +2,27 @@
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 from .errors import ConfigError, DpcertError
+
+_LONGEST_SHOWN = 200
+
+
+def shown(value: Any) -> str:
+    """A value as it was written, on one line of bounded length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or lists in lists in lists
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def finite_in(
@@ -18,11 +37,11 @@ def finite_in(
     error: type[DpcertError] = ConfigError,
 ) -> float:
     """Return `value` if it is a finite number between the bounds; raise `error` otherwise."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
     inside = number and (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
     if not inside:
         bound = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        raise error(f"{name} is {value!r}, must be a number in {bound}" + (f"; {remedy}" if remedy else ""))
+        raise error(f"{name} is {shown(value)}, must be a number in {bound}" + (f"; {remedy}" if remedy else ""))
     return float(value)
 
 
@@ -33,7 +52,7 @@ def integer_in(
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise error(f"{name} is {value!r}, must be a whole number {bound}" + (f"; {remedy}" if remedy else ""))
+        raise error(f"{name} is {shown(value)}, must be a whole number {bound}" + (f"; {remedy}" if remedy else ""))
     return value
 
 

@@ -58,6 +58,7 @@ JOINTS = {
     "models/registry",
     "store/runs",
     "store/records",
+    "store/metrics",
 }
 JOINED_FOLDERS = ("experiment", "report", "release", "cli")
 

@@ -193,3 +193,52 @@ def test_inputs_that_mean_nothing_are_refused(x, y, words):
 def test_inputs_outside_the_unit_interval_are_welcome():
     model = HalfSpace()
     assert dpcert.certify(model, model.at(4.0)[None] - 2.0, [1], sigma=0.5, n=100).radius.shape == (1,)
+
+
+class Recorder:
+    """Notes what is asked of it; every vote is for class 1."""
+
+    sigma = 0.5
+
+    def __init__(self, wins=1.0):
+        self.asked, self.wins = [], wins
+
+    def count(self, x, start, stop, purpose, index):
+        self.asked.append((purpose, start, stop, index))
+        ones = round((stop - start) * self.wins)
+        return np.array([stop - start - ones, ones])
+
+
+def test_each_question_asks_for_its_own_noise():
+    """Selection, estimation and prediction have a purpose each, every vote is asked for once, and the input's index is passed on."""
+    x, selection, estimation = torch.zeros(1), Purpose.CERTIFY_SELECTION, Purpose.CERTIFY_ESTIMATION
+    counter = Recorder()
+    smooth.certify(counter, x, 100, 1000, 0.001, index=7)
+    assert counter.asked == [(selection, 0, 100, 7), (estimation, 0, 1000, 7)]
+    counter = Recorder()
+    smooth.predict(counter, x, 500, 0.001, index=3)
+    assert counter.asked == [(Purpose.PREDICT, 0, 500, 3)]
+    counter = Recorder(wins=0.8)
+    smooth.robust_at(counter, x, 0.4, 100, 5000, 0.001, index=2)
+    first, *rest = counter.asked
+    assert first == (selection, 0, 100, 2) and all((purpose, index) == (estimation, 2) for purpose, _, _, index in rest)
+    assert [start for _, start, _, _ in rest] == [0, *(stop for _, _, stop, _ in rest[:-1])]  # no vote is counted twice
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.001, 1e-6])
+@pytest.mark.parametrize("wins", [1.0, 0.0])
+def test_robust_needs_the_evidence_of_its_alpha(alpha, wins):
+    """The answer comes at the first look at which the e-process has reached 1/alpha, and at none before."""
+    from dpcert.certification.sequence import log_evidence_above, log_evidence_below, looks
+
+    class Fixed(Recorder):
+        def count(self, x, start, stop, purpose, index):
+            share = 1.0 if purpose is Purpose.CERTIFY_SELECTION else self.wins
+            return np.array([round((stop - start) * (1 - share)), round((stop - start) * share)])
+
+    radius = 0.4 if wins else 0.05
+    decision = smooth.robust_at(Fixed(wins), torch.zeros(1), radius, 100, 5000, alpha)
+    threshold = float(norm.cdf(radius / 0.5))
+    evidence = log_evidence_above if wins else log_evidence_below
+    enough = next(look for look in looks(5000) if evidence(round(look * wins), look, threshold) >= -math.log(alpha))
+    assert decision.robust is bool(wins) and decision.votes == 100 + enough

@@ -57,6 +57,7 @@ def test_rows_agree_with_the_tensors_of_the_python_call(tmp_path):
     rows = sweep(tmp_path / "rows.tsv", range(12))
     found = dpcert.certify(MODEL, X, Y, sigma=0.5, n0=20, n=100, alpha=0.01, seed=0)
     assert [row.predict for row in rows] == found.predict.tolist()
+    assert [bool(row.correct) for row in rows] == found.correct.tolist() == (found.predict == Y).tolist()
     assert np.allclose([row.radius for row in rows], found.radius.numpy(), atol=1e-6)
     assert all(row.radius <= radius for row, radius in zip(rows, found.radius.tolist(), strict=True))  # rounded down
 
@@ -105,6 +106,7 @@ def test_skipping_misclassified_examples_keeps_every_figure(tmp_path):
     skipped = dpcert.certify(MODEL, X, Y, sigma=0.5, n=500, seed=0, skip_misclassified=True)
     assert plain.acr == skipped.acr and plain.certified_accuracy(0.1) == skipped.certified_accuracy(0.1)
     wrong = skipped.count == -1
+    assert (plain.count >= 0).all()  # nobody asked to skip here
     assert wrong.any() and (skipped.radius[wrong] == 0).all() and (skipped.predict[wrong] != Y[wrong]).all()
     assert torch.equal(plain.count[~wrong], skipped.count[~wrong])
 

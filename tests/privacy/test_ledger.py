@@ -125,3 +125,26 @@ def test_the_file_holds_no_time_host_or_path(tmp_path):
         written(path)
     assert first.read_bytes() == second.read_bytes()
     assert str(tmp_path) not in first.read_text()
+
+
+def test_a_line_without_an_hmac_is_refused_while_the_key_lives(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path, KEY).open(FACTS)
+    bare = Ledger.load(path)  # no key: what it appends has no HMAC
+    bare.authorise(0, 1, 100.0, 0.01)
+    with pytest.raises(LedgerError, match="HMAC"):
+        Ledger.load(path, KEY)
+
+
+@pytest.mark.parametrize("after", ["authorise", "close", "open"])
+def test_nothing_follows_the_end(tmp_path, after):
+    path = tmp_path / "ledger.jsonl"
+    ledger = written(path)
+    block = {"first_step": 250, "steps": 1, "noise_multiplier": 1.0, "sampling_probability": 0.01}
+    ledger._append(
+        {"authorise": {"event": after, **block}, "close": {"event": after, "steps": 250}}.get(
+            after, {"event": "open", "format": 1}
+        )
+    )
+    with pytest.raises(LedgerError, match="out of order"):
+        Ledger.load(path, KEY)

@@ -1,11 +1,19 @@
 """CIFAR-10 in its official *binary* layout (never the pickled one): records of a label byte and 3,072 pixel bytes."""
 
+import tarfile
+from collections.abc import Collection, Iterator
+from pathlib import PurePosixPath
+from typing import Protocol
+
 import numpy as np
 
 from ..errors import DataError
 
 RECORD_BYTES = 1 + 3 * 32 * 32
+BATCH_RECORDS = 10_000
+_PADDING_BYTES = 1 << 16
 CLASSES = 10
+_ORDINARY = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 def parse_batch(data: bytes, name: str, records: int | None = 10_000) -> tuple[np.ndarray, np.ndarray]:
@@ -19,3 +27,47 @@ def parse_batch(data: bytes, name: str, records: int | None = 10_000) -> tuple[n
     if labels.max() >= CLASSES:
         raise DataError(f"{name} holds the label {labels.max()}, CIFAR-10 has labels 0..{CLASSES - 1}; it is damaged")
     return table[:, 1:].reshape(-1, 3, 32, 32), labels
+
+
+class Stream(Protocol):
+    """Bytes that come one after the other."""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` more bytes; none at the end."""
+
+
+class _Capped:
+    """A stream that ends with an error where more comes out than the archive can honestly hold."""
+
+    def __init__(self, file: Stream, most: int) -> None:
+        self._file, self._left = file, most
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise DataError("it unpacks to more than the files it is said to hold")
+        return data
+
+
+def archive_members(unpacked: Stream, folder: str, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """The batch files of the official archive (a tar, already unzipped), read in passing; nothing is ever extracted.
+
+    A wanted name that is not an ordinary file of the right size in `folder`, or that comes twice, is refused; all else is
+    skipped. The whole stream is capped, headers included.
+    """
+    size, seen = BATCH_RECORDS * RECORD_BYTES, set()
+    capped = _Capped(unpacked, (len(names) + 1) * size + _PADDING_BYTES)
+    with tarfile.open(fileobj=capped, mode="r|") as tar:  # type: ignore[call-overload]
+        for member in tar:
+            name = PurePosixPath(member.name).name
+            if name not in names:
+                continue
+            if member.name != f"{folder}/{name}" or member.type not in _ORDINARY or member.size != size or name in seen:
+                raise DataError(f"its member {member.name[:120]!r} is not the file of that name, or is there twice")
+            seen.add(name)
+            file = tar.extractfile(member)
+            assert file is not None
+            yield name, file.read(size)
+    if seen != set(names):
+        raise DataError(f"it lacks {min(set(names) - seen)}")

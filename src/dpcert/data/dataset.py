@@ -1,6 +1,5 @@
 """The data set as tensors: images in [0, 1], labels 0..classes-1, checked once."""
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from .._validate import integer_in
 from ..errors import DataError
+from . import arrays
 
-_LARGEST_ARRAY_BYTES = 8 << 30
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -130,29 +129,14 @@ def _native(array: np.ndarray) -> np.ndarray:
     """Numbers as torch knows them: bytes, whole numbers or float32, in this machine's byte order."""
     if array.dtype == np.uint8:
         return array
-    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    with np.errstate(over="ignore"):  # what becomes infinite is refused by its record
+        return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
 def read_npz(path: Path, *, size: int | None = None, classes: int | None = None) -> Dataset:
-    """A data set of one's own: ``x_train y_train x_test y_test`` in an .npz file. Pickled arrays are refused."""
+    """A data set of one's own: ``x_train y_train x_test y_test`` in an .npz file; pickled arrays are refused."""
     if not path.is_file():
         raise DataError(f"data.path {str(path)!r} is not a file; give an .npz with {' '.join(_ARRAYS)}")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            declared = sum(member.file_size for member in archive.infolist())
-        if declared > _LARGEST_ARRAY_BYTES:
-            raise DataError(f"{path} unpacks to {declared} bytes, more than {_LARGEST_ARRAY_BYTES}; use a smaller set")
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in _ARRAYS if name not in file]
-            if missing:
-                raise DataError(f"{path} has no array {missing[0]!r}; it must hold {' '.join(_ARRAYS)}")
-            arrays = {name: file[name] for name in _ARRAYS}
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{path} is not a readable .npz file ({error}); write it with numpy.savez") from error
-    for name, array in arrays.items():
-        if array.dtype.kind not in "uif":
-            raise DataError(f"{path} {name} has dtype {array.dtype}, must be numbers")
-    x_train, y_train, x_test, y_test = (_native(arrays[name]) for name in _ARRAYS)
+    found = arrays.read_npz(path, _ARRAYS)
+    x_train, y_train, x_test, y_test = (_native(found[name]) for name in _ARRAYS)
     return Dataset(x_train, y_train, x_test, y_test, name=path.stem, size=size, classes=classes)

@@ -11,12 +11,15 @@ import numpy as np
 from ..errors import DataError
 
 _UNSIGNED_BYTE = 0x08
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 27  # the largest file of a known data set has 47 million
 
 
 def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
     """The content of a file, unpacked if it is gzip, with a cap on the unpacked size."""
     try:
+        size = path.stat().st_size
+        if size > most:
+            raise DataError(f"{path} has {size} bytes, more than {most}; it is not the file it claims to be")
         raw = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
@@ -53,6 +56,8 @@ def parse_idx(data: bytes, dimensions: int, name: str) -> np.ndarray:
     for size in shape:
         expected *= size
     body = len(data) - 4 * (1 + dimensions)
+    if expected == 0:
+        raise DataError(f"{name} promises no data (its sizes are {list(shape)}); fetch it again")
     if body != expected:
         raise DataError(f"{name} holds {body} bytes after its header, {expected} are promised; it is cut off or damaged")
     return np.frombuffer(data, dtype=np.uint8, offset=4 * (1 + dimensions)).reshape(shape)

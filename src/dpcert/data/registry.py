@@ -1,6 +1,6 @@
 """The data sets by name: files, digests of their unpacked bytes, mirrors, and how they are read."""
 
-import tarfile
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from .._validate import one_of
-from ..errors import DataError
+from ..errors import DataError, RunError
 from ..progress import Progress, silent
 from ..store.durable import write_atomically
 from . import cifar, fetch, idx
@@ -164,14 +164,12 @@ def _fetch_cifar(source: Source, progress: Progress) -> None:
         raise _nowhere(source, "data_batch_1.bin and its siblings", f", and {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(archive, "r:gz") as tar:  # read member by member; nothing is extracted by name
-            for member in tar:
-                name = Path(member.name).name
-                if member.isfile() and name in source.digests and member.size == 10_000 * cifar.RECORD_BYTES:
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    write_atomically(folder / name, fetch.check_digest(file.read(), source.digests[name], name))
-    except (tarfile.TarError, EOFError, OSError) as error:
+        with gzip.open(archive) as unpacked:
+            for name, data in cifar.archive_members(unpacked, source.folder, source.digests):
+                write_atomically(folder / name, fetch.check_digest(data, source.digests[name], name))
+    except RunError:
+        raise
+    except Exception as error:  # tarfile and zlib raise a dozen kinds on damaged archives
         raise DataError(f"what {source.mirror} sent is not the archive ({error}); try again") from error
     finally:
         archive.unlink()

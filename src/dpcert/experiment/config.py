@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .._validate import shown
 from ..errors import ConfigError
 from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
@@ -175,6 +176,7 @@ class Config(_Section):
         return "\n".join(lines)
 
 
+_LARGEST_FILE_BYTES = 1 << 18
 SPEED_KEYS = {"train.physical_batch", "train.device", "train.threads", "gradients.engine"}
 UNRELATED_TO_TRAINING = "certify."
 
@@ -196,8 +198,8 @@ def parse(tables: Mapping[str, Any], origin: str) -> Config:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("constrained-"))
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{origin}: unknown key {key!r}; {_known(key)}") from error
-        raise ConfigError(f"{origin}: {key} is {first.get('input')!r}: {first['msg'].lower()}") from error
+            raise ConfigError(f"{origin}: unknown key {shown(key)}; {_known(key)}") from error
+        raise ConfigError(f"{origin}: {key} is {shown(first.get('input'))}: {first['msg'].lower()}") from error
 
 
 def _known(key: str) -> str:
@@ -220,10 +222,16 @@ def parse_text(data: bytes, origin: str) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE_BYTES + 1)
+        if len(data) > _LARGEST_FILE_BYTES:
+            raise ConfigError(f"config file {path} has more than {_LARGEST_FILE_BYTES} bytes; it is not a config")
+        return tomllib.loads(data.decode("utf-8"))
+    except ConfigError:
+        raise
     except FileNotFoundError as error:
         raise ConfigError(f"config file {path} does not exist") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not TOML, too many digits, nested too deeply
         raise ConfigError(f"config file {path} is not TOML: {error}") from error
 
 
@@ -245,7 +253,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r}: write it as section.key=value, e.g. --set train.epochs=1")
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = raw.strip()
     return name.strip(), value
 

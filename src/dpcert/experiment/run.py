@@ -23,9 +23,10 @@ from ..models.registry import MODELS, build_model
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state
 from ..progress import Progress, silent
-from ..rng import key_from_seed, secret_key
+from ..rng import KEY_BYTES, key_from_seed, secret_key
 from ..store.durable import read_checked_json, sha256_hex, write_atomically, write_checked_json
-from ..store.records import CertificateRow, read_metrics
+from ..store.metrics import read_metrics
+from ..store.records import CertificateRow
 from ..store.runs import RunDirectory
 from ..training.loop import Run, choose_device, fit, is_finished
 from ..training.state import load_weights, read_model, require_made_with
@@ -343,6 +344,8 @@ def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> byt
         )
     try:
         key = bytes.fromhex(recorded["noise_key"])
+        if len(key) != KEY_BYTES:
+            raise ValueError("wrong length")
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(f"{sidecar} holds no noise key; delete it and its .tsv to certify again") from error
     return key

@@ -21,6 +21,7 @@ RELATION = "add-or-remove-one"
 ACCOUNTANT = "pld"
 LARGEST_NOISE_MULTIPLIER = 10_000.0
 SMALLEST_NOISE_MULTIPLIER = 0.05
+_LARGEST_MEAN_LOSS = 500.0
 CALIBRATION_TOLERANCE = 5e-4  # calibration uses at least 99.9 % of the budget and never passes it
 
 
@@ -43,7 +44,7 @@ class GaussianSteps:
             error=BudgetError,
             remedy="it is batch_size / dataset_size",
         )
-        integer_in("steps", self.steps, 0, error=BudgetError)
+        integer_in("steps", self.steps, 0, 10**15, error=BudgetError)
 
 
 def epsilon(*, noise_multiplier: float, sampling_probability: float, steps: int, delta: float) -> float:
@@ -72,6 +73,18 @@ def compose(events: Iterable[GaussianSteps], delta: float, coarser: float = 1.0)
         part = _one_step(rho, q, interval).self_compose(steps)
         total = part if total is None else total.compose(part)
     return float(total.get_epsilon_for_delta(delta))
+
+
+def is_beyond_reach(events: Iterable[GaussianSteps]) -> bool:
+    """Whether the privacy loss is so large (in the hundreds on average) that no distribution of it fits in memory.
+
+    The mean loss of a step is at most min(q / (2 rho^2), q^2 (e^(1/rho^2) - 1)): convexity, and KL below chi-squared.
+    """
+    total = 0.0
+    for event in events:
+        rho, q = max(event.noise_multiplier, SMALLEST_NOISE_MULTIPLIER), event.sampling_probability
+        total += event.steps * min(q / (2 * rho * rho), q * q * math.expm1(1 / (rho * rho)))
+    return total > _LARGEST_MEAN_LOSS
 
 
 def _interval(noise_multiplier: float) -> float:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from .._validate import finite_in, integer_in
+from ..errors import LedgerError
 from ..rounding import ceil_text
 from . import accounting
 from .ledger import Ledger
@@ -97,7 +99,7 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
     Guarantee: epsilon is finite only if gradients were clipped, noise was added, batches were Poisson, the noise was
     secret and every step is in the ledger; otherwise the first missing condition is named.
     """
-    facts = ledger.opening
+    facts = _checked(ledger.opening)
     releases = list(ledger.releases())
     relation = facts.get("relation", accounting.RELATION)
     missing = {
@@ -106,6 +108,7 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
         f"batches are {facts['sampling']}, not Poisson": facts["sampling"] == "poisson",
         "the noise seed is known": facts["noise_source"] == "secret",
         f"neighbours are {relation}, which the accountant does not know": relation == accounting.RELATION,
+        "the noise is far too small for so many steps": not accounting.is_beyond_reach(releases),
     }
     reason = next((name for name, holds in missing.items() if not holds), None)
     delta = facts["delta"]
@@ -127,6 +130,23 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
         noise_source=facts["noise_source"],
         versions=versions,
     )
+
+
+def _checked(facts: Any) -> Any:
+    """The opening line, if all that a statement stands on is there and of its kind; a chain can be whole and still nonsense."""
+    number, whole = (int, float), int
+    kinds: dict[str, Any] = {"clip_rule": str, "sampling": str, "noise_source": str, "size_given": bool, "classes_given": bool}
+    kinds |= {"noise_multiplier": number, "sampling_probability": number, "delta": number}
+    kinds |= {"dataset_size": whole, "classes": whole, "held_out": whole}
+    wrong = [key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)]
+    wrong += [key for key, kind in kinds.items() if kind is not bool and isinstance(facts.get(key), bool)]
+    unbounded = facts.get("clip_rule") == "none" and facts.get("clip_norm") is None
+    wrong += [] if unbounded or isinstance(facts.get("clip_norm"), number) else ["clip_norm"]
+    if wrong:
+        raise LedgerError(f"the ledger's first line states no usable {wrong[0]!r}; restore the ledger from a copy")
+    finite_in("the ledger's delta", facts["delta"], 0.0, 1.0, open_low=True, open_high=True, error=LedgerError)
+    integer_in("the ledger's dataset_size", facts["dataset_size"], 1, 2**53, error=LedgerError)
+    return facts
 
 
 def _conditions(facts: Any, closed: bool) -> list[str]:

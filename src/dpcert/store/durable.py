@@ -129,11 +129,15 @@ def cannot_write(path: Path, error: OSError) -> RunError:
 def read_json(path: Path, *, what: str) -> Any:
     """A JSON file, or a `RunError` that names it."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except FileNotFoundError as error:
         raise RunError(f"{what} {path} is missing") from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{what} {path} cannot be read: {error}; restore it from a copy") from error
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
 
 
 def write_checked_json(path: Path, value: dict[str, Any]) -> None:
@@ -151,7 +155,10 @@ def read_checked_json(path: Path, *, what: str, remedy: str, unchecked_keys: fro
     if isinstance(value, dict) and "check" not in value and value.keys() <= unchecked_keys:
         return value
     check = value.pop("check", None) if isinstance(value, dict) else None
-    intact = isinstance(value, dict) and check == sha256_hex(canonical_json(value).encode())
+    try:
+        intact = isinstance(value, dict) and check == sha256_hex(canonical_json(value).encode())
+    except (ValueError, RecursionError):  # an infinity, or nested too deeply to be ours
+        intact = False
     if not intact or path.read_bytes() != _readable({**value, "check": check}):
         raise RunError(f"{what} {path} is damaged (its checksum is wrong); {remedy}")
     assert isinstance(value, dict)

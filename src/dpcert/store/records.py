@@ -1,13 +1,13 @@
 """Schemas of the rows between stages. All of them are public: made after the noise, from the test set."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
 
 from ..errors import RunError
 from ..rounding import floor_text
-from .durable import read_checked_json
 
 
 class Row(Protocol):
@@ -53,7 +53,10 @@ class CertificateRow:
         """The row of a line."""
         idx, label, predict, radius, correct, time, count, n, p_lower = fields
         votes = int(count) if count else None
-        return cls(int(idx), int(label), int(predict), float(radius), int(correct), float(time), votes, int(n), float(p_lower))
+        found = float(radius), float(time), float(p_lower)
+        if not all(math.isfinite(value) and value >= 0 for value in found):
+            raise ValueError("a radius, time or probability is negative or not a number")
+        return cls(int(idx), int(label), int(predict), found[0], int(correct), found[1], votes, int(n), found[2])
 
 
 @dataclass(frozen=True)
@@ -131,14 +134,3 @@ def read_rows(kind: type[AnyRow], path: Path, *, allow_torn_end: bool = False) -
     if len({row.idx for row in rows}) != len(rows):
         raise RunError(f"{path} holds an example twice; delete the file and certify again")
     return rows
-
-
-_METRICS_WITHOUT_CHECK = frozenset(
-    ("dataset", "method", "sigma_train", "clean_accuracy", "validation_accuracy", "privacy", "certification", "timing")
-)
-
-
-def read_metrics(path: Path) -> dict[str, Any]:
-    """metrics.json, checked. All but its timings follows from ledger, model and rows, so a damaged one is made again."""
-    remedy = "delete it and give dpcert train and dpcert certify again: they make it anew from model, ledger and rows"
-    return read_checked_json(path, what="metrics", remedy=remedy, unchecked_keys=_METRICS_WITHOUT_CHECK)

@@ -58,10 +58,9 @@ class RunDirectory:
         return key
 
     def forget_secrets(self) -> None:
-        """Destroy the key and what was only needed to continue."""
+        """Destroy the key and all that was only needed to continue, half-written files of a crash included."""
         destroy(self.key)
-        leftovers = self.private.glob(".*.tmp")  # of a crash in the middle of a write
-        for file in [self.state, *self.private.glob("checkpoint-*.safetensors"), *leftovers]:
+        for file in self.private.iterdir():
             remove(file)
 
     @contextlib.contextmanager

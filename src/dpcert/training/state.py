@@ -19,6 +19,7 @@ from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
 from ..store.runs import RunDirectory
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
+_STATE_TYPES = {"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str}
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,23 @@ def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.
     slots: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith(_OPTIMIZER):
-            index, slot = name.removeprefix(_OPTIMIZER).split(".", 1)
-            slots.setdefault(int(index), {})[slot] = value
+            index, _, slot = name.removeprefix(_OPTIMIZER).partition(".")
+            slots.setdefault(int(index) if index.isdecimal() else -1, {})[slot] = value
+    if slots and not _fits(slots, optimizer):
+        raise RunError(f"{file} does not fit the optimiser; this run cannot be continued, start another with --out")
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
     origin = Origin(state["data_identity"], state.get("config_sha256"))  # a run begun before 0.1.0 has no config there
     return Resumed(state["step"], state["ledger_head"], origin)
+
+
+def _fits(slots: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether each slot belongs to a parameter and has its shape (or is a single number, like Adam's step)."""
+    shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
+    return all(
+        0 <= index < len(shapes) and all(value.ndim == 0 or value.shape == shapes[index] for value in values.values())
+        for index, values in slots.items()
+    )
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -94,7 +106,9 @@ def _read_state(path: Path) -> dict[str, Any]:
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        intact = intact and {name: type(value) for name, value in state.items()} == _STATE_TYPES
+        intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}); this run cannot be continued, start another with --out") from error
     if not intact:
         raise RunError(f"{path} is damaged (its checksum is wrong); this run cannot be continued, start another with --out")
@@ -120,8 +134,8 @@ def _read(path: Path) -> bytes:
 def _tensors(data: bytes, origin: str) -> dict[str, Tensor]:
     try:
         return load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"{origin} is not a safetensors file ({error}); restore it from a copy") from error
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        raise RunError(f"{origin} is not a safetensors file ({str(error)[:200]}); restore it from a copy") from error
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
@@ -138,7 +152,7 @@ def _content_sha256(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str
     digest = hashlib.sha256(canonical_json(metadata).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)  # bytes: NumPy has no bfloat16
     return digest.hexdigest()
 
 

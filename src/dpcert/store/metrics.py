@@ -1,0 +1,126 @@
+"""metrics.json as a checked value: figures of the wrong kind are an error that names them, not a crash somewhere later."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from .durable import read_checked_json
+
+Check = Callable[[Any], bool]
+_WITHOUT_CHECKSUM = frozenset(
+    ("dataset", "method", "sigma_train", "clean_accuracy", "validation_accuracy", "privacy", "certification", "timing")
+)
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The content of a metrics.json: its checksum right, every key that is read from it present and of its kind.
+
+    All but its timings follows from ledger, model and rows, so a damaged one is made again.
+    """
+    remedy = "delete it and give dpcert train and dpcert certify again: they make it anew from model, ledger and rows"
+    metrics = read_checked_json(path, what="metrics", remedy=remedy, unchecked_keys=_WITHOUT_CHECKSUM)
+    wrong = _first_wrong(metrics, _METRICS)
+    if wrong is None:
+        wrong = _first_wrong(metrics["privacy"], _PRIVATE if metrics["privacy"].get("private") else _NOT_PRIVATE, "privacy.")
+    for place, entry in enumerate([] if wrong else metrics["certification"]):
+        wrong = wrong or _first_wrong(entry, _CERTIFICATION, f"certification[{place}].")
+    if wrong is not None:
+        raise RunError(f"{path} has no usable {wrong!r}; it is damaged or from another version")
+    return metrics
+
+
+def _first_wrong(table: Any, checks: Mapping[str, Check], prefix: str = "") -> str | None:
+    if not isinstance(table, dict):
+        return prefix.rstrip(".") or "table of figures"
+    return next((prefix + key for key, good in checks.items() if key not in table or not good(table[key])), None)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _number(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number no float can hold
+        return False
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _positive(value: Any) -> bool:
+    return _count(value) and value > 0
+
+
+def _truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _number(value[0]) and _or_none(_number)(value[1])
+
+
+def _interval(value: Any) -> bool:
+    return _pair(value) and value[1] is not None
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _table_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _plain_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value and "\0" not in value
+
+
+_METRICS: dict[str, Check] = {
+    "dataset": _text,
+    "method": _text,
+    "clean_accuracy": _or_none(_number),
+    "privacy": lambda value: isinstance(value, dict),
+    "certification": lambda value: isinstance(value, list),
+    "timing": lambda value: isinstance(value, dict),
+}
+_NOT_PRIVATE: dict[str, Check] = {
+    "private": _truth,
+    "reason": _text,
+    "epsilon": lambda value: value is None,
+    "conditions": _texts,
+}
+_PRIVATE: dict[str, Check] = {
+    "private": _truth,
+    "epsilon": _number,
+    "delta": _number,
+    "noise_multiplier": _number,
+    "sampling_probability": _number,
+    "steps": _count,
+    "clip_norm": _number,
+    "conditions": _texts,
+}
+_CERTIFICATION: dict[str, Check] = {
+    "sigma": _number,
+    "n0": _count,
+    "n": _count,
+    "alpha": _number,
+    "examples": _positive,
+    "stride": _positive,
+    "subset": _text,
+    "split": _text,
+    "acr": _number,
+    "acr_interval": _pair,
+    "certified_accuracy": _table_of(_number),
+    "certified_accuracy_interval": _table_of(_interval),
+    "abstained": _count,
+    "file": _plain_name,
+}
