@@ -51,7 +51,7 @@ def changes(model, x, classes):
 def certified_points(model, images, count):
     """(index, class, radius) of published certificates, and of as many new ones as it takes to have `count`."""
     points = [(row.idx, row.predict, row.radius) for row in read_rows(CertificateRow, PUBLISHED) if row.predict >= 0]
-    spare = [index for index in range(1, 10_000, 20)][: max(0, count - len(points)) + 15]
+    spare = list(range(1, 10_000, 20))[: max(0, count - len(points)) + 15]
     fresh = certify(model, images[spare], [0] * len(spare), sigma=SIGMA, seed=0)
     points += [(i, int(c), float(r)) for i, c, r in zip(spare, fresh.predict, fresh.radius, strict=True) if c >= 0]
     return points[:count]

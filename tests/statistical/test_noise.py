@@ -81,11 +81,11 @@ def test_tail_reaches_beyond_eight_and_a_half(monkeypatch, evidence):
     heights = np.array([0.1, 1.0, 4.0, 5.77, 6.0, 7.0, 8.0, 8.5, 9.0])
     words = [int(np.exp(-(z**2) / 2) * 2.0**64) for z in heights]
     found = with_words(monkeypatch, words)[: len(heights)]  # the angle is 0: the cosine is 1
-    assert np.allclose(found, heights, rtol=0.02 if words[-1] < 100 else 1e-3, atol=0)
+    assert np.allclose(found, heights, rtol=1e-3, atol=0)  # the rank of 9.0 is 47: words are whole numbers
     assert np.allclose(found[:-1], heights[:-1], rtol=1e-4, atol=0)
     assert with_words(monkeypatch, [2**64 - 1]).max() == 0.0  # the largest word: no infinity, no NaN
     assert not np.isnan(with_words(monkeypatch, [0, 1, 2**63], angle_word=2**64 - 1)).any()
-    capped = np.sqrt(-2 * np.log((np.array(words) >> 40) * 2.0**-24 + 2.0**-24))  # the twin: 24 bits of each word
+    capped = np.sqrt(-2 * np.log((np.array([word >> 40 for word in words]) + 1) * 2.0**-24))  # the twin: 24 bits of each word
     assert capped.max() < 5.78
     evidence(
         "D4",
@@ -122,8 +122,8 @@ def independent(samples: list[np.ndarray]) -> bool:
         for a in samples
         for value in (
             *(correlation(a[:-lag], a[lag:]) for lag in range(1, 21)),
-            correlation(a[:half], a[half:]) / np.sqrt(2),
-            correlation(a[:half] ** 2, a[half:] ** 2) / np.sqrt(2),  # Box-Muller's pairs share a radius
+            correlation(a[:half], a[-half:]) / np.sqrt(2),
+            correlation(a[:half] ** 2, a[-half:] ** 2) / np.sqrt(2),  # Box-Muller's pairs share a radius
         )
     ]
     matrix = np.corrcoef(samples) - np.eye(len(samples))
