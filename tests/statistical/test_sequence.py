@@ -41,6 +41,53 @@ def test_twin_naive_peeking_breaks_it():
     assert ever_certified(by_peeking, 0.69, 0.69) * TRIALS > binom.ppf(1 - 1e-5, TRIALS, ALPHA)
 
 
+def boundary(crosses, horizon):
+    """The least number of wins after t = 1..horizon votes at which the rule says "robust"; it grows by 0 or 1 a vote."""
+    wins, least = 0, []
+    for votes in range(1, horizon + 1):
+        while wins <= votes and not crosses(wins, votes):
+            wins += 1
+        least.append(wins)
+    return np.array(least, dtype=np.int32)
+
+
+def ever_crossed(least, p, trials, seed):
+    """In how many walks the adversary, who looks after every vote, finds a moment to stop."""
+    generator, crossed = np.random.default_rng(seed), 0
+    for _ in range(0, trials, 2000):
+        walks = (generator.random((2000, len(least)), dtype=np.float32) < p).cumsum(axis=1, dtype=np.int32)
+        crossed += int((walks >= least).any(axis=1).sum())
+    return crossed
+
+
+@pytest.mark.slow
+def test_an_adversary_who_looks_after_every_vote(evidence):
+    """C5: 3 thresholds x 40,000 walks of 2,000 votes at p = threshold, alpha 0.01; false alarm 1e-6 each. Half a minute."""
+    alpha, horizon, trials = 0.01, 2000, 40_000
+    most = binom.isf(1e-6, trials, alpha)
+    kept, peeked = [], []
+    for threshold in (0.6, 0.84, 0.977):
+        by_e = boundary(lambda s, t, q=threshold: log_evidence_above(s, t, q) >= -math.log(alpha), horizon)
+        by_cp = boundary(lambda s, t, q=threshold: lower_confidence_bound(s, t, alpha) > q, horizon)
+        kept.append(ever_crossed(by_e, threshold, trials, 0))
+        peeked.append(ever_crossed(by_cp, threshold, trials, 0))
+    assert max(kept) <= most and min(peeked) > most, (kept, peeked)
+    evidence(
+        "C5",
+        figure=f"at most {max(kept)} of {trials} walks ever certified ({int(most)} allowed at alpha 0.01)",
+        trials=3 * trials,
+        twin=f"Clopper-Pearson after every vote: {min(peeked)} to {max(peeked)}",
+    )
+
+
+def test_the_boundary_is_that_of_the_running_evidence():
+    generator = np.random.default_rng(5)
+    least = boundary(lambda s, t: log_evidence_above(s, t, 0.7) >= -math.log(ALPHA), 200)
+    for _ in range(20):
+        votes = generator.random(200) < 0.75
+        assert ((running_evidence(votes, 0.7) >= -math.log(ALPHA)) == (np.cumsum(votes) >= least)).all()
+
+
 def test_the_evidence_is_a_martingale_at_the_threshold():
     """Exactly: its expectation under p = threshold is 1 after any number of votes, for both directions."""
     for threshold in (0.3, 0.7, 0.95):

@@ -8,6 +8,9 @@ Two readings of the same error rates (a = false positives, b = false negatives, 
     any mechanism        epsilon >= log( (1 - delta - b) / a ), or with a and b exchanged (Kairouz et al. 2015)
     a Gaussian mechanism mu >= Phi^-1(1 - a) - Phi^-1(b), then the exact epsilon of mu (Dong et al. 2022; Nasr et al. 2023)
 The second is much sharper, and is the right one for a step that claims to be a Gaussian mechanism of noise rho (mu = 1/rho).
+
+One training can be audited too (Steinke, Nasr and Jagielski 2023): put each of m canaries in by the toss of a coin, guess the
+coins, and count the right guesses (`guess_lower_bound`).
 """
 
 import math
@@ -33,9 +36,14 @@ class LowerBound:
     delta: float
 
     @property
+    def best(self) -> "LowerBound":
+        """The bound that as many draws give to an adversary who is never wrong: no audit of this size can show more."""
+        return _from_errors(0, 0, self.draws, self.draws, self.confidence, self.delta)
+
+    @property
     def ceiling(self) -> float:
-        """The largest Gaussian epsilon that so many draws could prove, with a perfect adversary."""
-        return _from_errors(0, 0, self.draws, self.draws, self.confidence, self.delta).gaussian_epsilon
+        """The largest Gaussian epsilon that so many draws could prove."""
+        return self.best.gaussian_epsilon
 
 
 def lower_bound(
@@ -64,6 +72,66 @@ def _from_errors(wrong_in: int, wrong_out: int, n_without: int, n_with: int, con
 def _upper(wrong: int, draws: int, confidence: float) -> float:
     """Clopper-Pearson: the largest error rate that would show so few errors this rarely."""
     return 1.0 if wrong >= draws else float(stats.beta.ppf(confidence, wrong + 1, draws - wrong))
+
+
+@dataclass(frozen=True)
+class GuessBound:
+    """What the guesses about the canaries of ONE training prove; `epsilon` is a lower bound on the true one."""
+
+    epsilon: float
+    correct: int
+    guesses: int
+    canaries: int
+    confidence: float
+    delta: float
+
+    @property
+    def ceiling(self) -> float:
+        """The largest epsilon that so many guesses could prove, all of them right."""
+        return guess_lower_bound(
+            self.guesses, self.guesses, self.canaries, confidence=self.confidence, delta=self.delta
+        ).epsilon
+
+
+def chance_of_guesses(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """An upper bound on the chance of so many right guesses against ANY (epsilon, delta)-DP training.
+
+    Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), Theorem 5.2 and Appendix D: with m canaries, each in by a fair coin
+    of its own, r guesses and m - r abstentions, and W ~ Binomial(r, e^epsilon / (e^epsilon + 1)), the right guesses of
+    randomised response,
+
+        P[at least v right] <= P[W >= v] + m delta max_{i = 1..v} (2 / i) P[v > W >= v - i]
+    """
+    right = 1.0 / (1.0 + math.exp(-epsilon))
+    just_missed = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, right))
+    alpha = float(np.max(2.0 * just_missed / np.arange(1, correct + 1), initial=0.0))
+    return min(1.0, float(stats.binom.sf(correct - 1, guesses, right)) + canaries * delta * alpha)
+
+
+def guess_lower_bound(
+    correct: int, guesses: int, canaries: int, *, confidence: float = 0.99, delta: float = 1e-5
+) -> GuessBound:
+    """The largest epsilon at which so many right guesses would be less likely than 1 - confidence.
+
+    Guarantee: below the true epsilon with probability `confidence`. Every epsilon that is refuted refutes all smaller ones,
+    because a training that keeps the smaller one keeps the larger one too; so stopping the search anywhere is sound.
+    """
+    finite_in("confidence", confidence, 0.5, 1.0, open_high=True)
+    finite_in("delta", delta, 0.0, 1.0, open_high=True)
+    integer_in("canaries", canaries, 1)
+    integer_in("guesses", guesses, 1, canaries)
+    integer_in("correct", correct, 0, guesses)
+
+    def refuted(epsilon: float) -> bool:
+        return chance_of_guesses(correct, guesses, canaries, epsilon, delta) <= 1.0 - confidence
+
+    low, high = 0.0, 50.0
+    if not refuted(low):
+        return GuessBound(0.0, correct, guesses, canaries, confidence, delta)
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return GuessBound(low, correct, guesses, canaries, confidence, delta)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -3,25 +3,33 @@
 One step, white box: q = 1, noise rho, a model so small that the noise has nowhere to hide. The adversary knows the model, the
 other records, the canary and the method; it does not know the noise of the views nor that of the release. It projects each
 release on the direction in which the canary moves the clipped sum, and guesses by a threshold half way.
+
+Whole trainings, the real loop from the plan to the last step, final weights only: `many_runs` trains again and again with and
+without one canary, `one_run` trains once with a random half of many canaries. Softmax regression from zero weights without
+momentum ends at minus the sum of all releases, so its final weights hide nothing from the adversary; a canary of one bright
+pixel and one label has a direction almost its own.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in
+from ..data.dataset import Dataset
 from ..errors import ConfigError
 from ..gradients.choose import choose
 from ..gradients.engine import Clip, trainable
 from ..methods import Method
 from ..models.registry import build_model
-from ..privacy.audit import LowerBound, gaussian_epsilon, lower_bound
+from ..privacy.accounting import compose
+from ..privacy.audit import LowerBound, gaussian_epsilon, guess_lower_bound, lower_bound
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism, Plan, opening_facts
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
+from .loop import Run, Settings, fit
 from .step import Problem, clipped_sum, private_step
 
 SIDE, CLASSES, OTHERS = 4, 5, 3  # images of 4 x 4 pixels, 85 parameters, three records beside the canary
@@ -46,6 +54,11 @@ class OneStepAudit:
         """Whether the release is consistent with the promise."""
         return self.share <= 1.0
 
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        return "holds" if self.holds else "BROKEN"
+
 
 def one_step(
     method: Method,
@@ -67,8 +80,7 @@ def one_step(
     integer_in("draws", draws, 100, 10**8, remedy="10000 are usual")
     finite_in("noise multiplier", noise_multiplier, 0.0, 1e3, open_low=True)
     finite_in("clip norm", clip_norm, 0.0, 1e6, open_low=True)
-    if method.clip_rule.name == "none":
-        raise ConfigError(f"method {method.name} does not clip: it promises nothing that could be audited")
+    require_a_promise(method)
     key = secret_key() if seed is None else key_from_seed(seed, "audit")
     with_canary = _Game(method, clip_norm, noise_multiplier, engine, _child(key, 0), draws, canary=True)
     without = _Game(method, clip_norm, noise_multiplier, engine, _child(key, 1), draws, canary=False)
@@ -82,6 +94,12 @@ def one_step(
         scores.append(values)
     bound = lower_bound(scores[0], scores[1], threshold, confidence=confidence, delta=delta)
     return OneStepAudit(method.name, bound, gaussian_epsilon(1.0 / noise_multiplier, delta))
+
+
+def require_a_promise(method: Method) -> None:
+    """Refuse to audit a method that promises nothing."""
+    if method.clip_rule.name == "none":
+        raise ConfigError(f"method {method.name} does not clip: it promises nothing that could be audited")
 
 
 class _Game:
@@ -157,3 +175,147 @@ def _adversary(without: _Game, with_canary: _Game, draws: int) -> tuple[Tensor, 
 
 def _child(key: bytes, number: int) -> bytes:
     return stream_bytes(key, Purpose.AUDIT, KEY_BYTES, number)
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The trainings that are audited: a budget and how it is spent. q = 1 shows the adversary most."""
+
+    method: Method
+    epsilon: float = 4.0
+    delta: float = 1e-5
+    steps: int = 4
+    sampling_probability: float = 1.0
+    clip_norm: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_a_promise(self.method)
+        integer_in("steps", self.steps, 1, 10_000)
+        finite_in("sampling probability", self.sampling_probability, 0.0, 1.0, open_low=True)
+
+    def run(self, images: Tensor, labels: Tensor, *, size: int, classes: int, noise_seed: int | None) -> Run:
+        """One training by the real loop, in memory, of softmax regression from zero weights. `size` is the public N."""
+        batch_size = max(1, round(self.sampling_probability * size))
+        settings = Settings(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            epochs=(self.steps + 0.5) * batch_size / size,  # whole steps are counted: T = steps
+            batch_size=batch_size,
+            learning_rate=0.01 * batch_size,  # so small that gradients stay longer than C: the canary uses all of its C
+            momentum=0.0,
+            optimizer="sgd",
+            clip_norm=self.clip_norm,
+            noise_seed=noise_seed,
+        )
+        model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, classes, bias=False))
+        nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
+        data = Dataset(images, labels, images[:1], labels[:1], size=size, classes=classes)
+        return fit(model, data, self.method, settings)
+
+
+@dataclass(frozen=True)
+class TrainingAudit:
+    """The verdict on whole trainings: what was shown, what is promised, and the most that could have been shown."""
+
+    method: str
+    at_least: float
+    promised: float
+    ceiling: float
+    confidence: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether what was shown is consistent with the promise."""
+        return self.at_least <= self.promised
+
+    @property
+    def verdict(self) -> str:
+        """In words: an audit that could not have shown a breach says so."""
+        if self.ceiling <= self.promised:
+            return "not refutable by this audit (the ceiling is below the promise)"
+        return "holds" if self.holds else "BROKEN"
+
+
+def many_runs(
+    trainings: Trainings, *, runs: int = 500, confidence: float = 0.999, seed: int | None = None, progress: Progress = silent
+) -> TrainingAudit:
+    """Train `runs` times without the canary and `runs` times with it, and bound epsilon from below.
+
+    Without subsampling the releases are one Gaussian mechanism, and its reading of the errors is used; else the one that
+    holds for any mechanism. `seed` makes the audit reproducible; without it every training draws a secret key, as it always
+    does. False alarms: 1 - confidence.
+    """
+    integer_in("runs", runs, 10, 10**7, remedy="500 are usual")
+    scores = np.empty((2, runs))
+    for canary in (0, 1):
+        images, labels = _lonely_canary(bool(canary))
+        for number in range(runs):
+            seed_of_run = None if seed is None else _noise_seed(seed, 2 * number + canary)
+            run = trainings.run(images, labels, size=OTHERS + 1, classes=CLASSES, noise_seed=seed_of_run)
+            scores[canary, number] = _scores(run, trainings, *_canaries(1, CLASSES))[0]
+            progress(canary * runs + number + 1, 2 * runs)
+    half_way = trainings.steps * trainings.sampling_probability / 2  # the canary's pixel is dark in all other records
+    bound = lower_bound(scores[0], scores[1], half_way, confidence=confidence, delta=trainings.delta)
+    gaussian = run.plan.sampling_probability == 1.0
+    found, most = (b.gaussian_epsilon if gaussian else b.any_epsilon for b in (bound, bound.best))
+    return TrainingAudit(trainings.method.name, found, _promised(run), most, confidence)
+
+
+def one_run(
+    trainings: Trainings, *, canaries: int = 2000, guesses: int | None = None, confidence: float = 0.99, seed: int | None = None
+) -> TrainingAudit:
+    """Train ONCE, each canary in by a fair coin; guess `guesses` coins (half of them) by score, and count the right ones.
+
+    The highest scores are guessed "in", as many of the lowest "out"; the rest abstains. False alarms: 1 - confidence.
+    """
+    integer_in("canaries", canaries, 10, 10**6, remedy="2000 are usual")
+    each = (canaries // 2 if guesses is None else integer_in("guesses", guesses, 2, canaries)) // 2
+    key = secret_key() if seed is None else key_from_seed(seed, "audit")
+    coins = np.frombuffer(stream_bytes(key, Purpose.AUDIT, canaries), dtype=np.uint8) % 2 == 1
+    classes = max(CLASSES, -(-canaries // SIDE**2))
+    images, labels = _canaries(canaries, classes)
+    inside = torch.from_numpy(coins)
+    if not bool(inside.any()):
+        raise ConfigError(f"none of the {canaries} canaries was drawn; take more")
+    seed_of_run = None if seed is None else _noise_seed(seed, 0)
+    run = trainings.run(images[inside], labels[inside], size=canaries, classes=classes, noise_seed=seed_of_run)
+    order = np.argsort(_scores(run, trainings, images, labels), kind="stable")
+    correct = int(coins[order[-each:]].sum() + (~coins[order[:each]]).sum())
+    bound = guess_lower_bound(correct, 2 * each, canaries, confidence=confidence, delta=trainings.delta)
+    return TrainingAudit(trainings.method.name, bound.epsilon, _promised(run), bound.ceiling, confidence)
+
+
+def _canaries(count: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Canary i: one bright pixel and one label, a pair of its own (the first pixel is that of the lonely canary)."""
+    number = torch.arange(count)
+    images = torch.zeros(count, SIDE * SIDE)
+    images[number, number // classes % SIDE**2] = 1.0
+    return images.reshape(count, 1, SIDE, SIDE), (classes - 1 - number) % classes
+
+
+def _lonely_canary(inside: bool) -> tuple[Tensor, Tensor]:
+    """A few dim records whose first pixel is dark, with or without the canary, which lights that pixel alone."""
+    images, labels = records(canary=False)
+    images[:, 0, 0, 0] = 0.0
+    image, label = _canaries(1, CLASSES)
+    return (torch.cat([images, image]), torch.cat([labels, label])) if inside else (images, labels)
+
+
+def _scores(run: Run, trainings: Trainings, images: Tensor, labels: Tensor) -> np.ndarray:
+    """How far the final weights went along each canary's first gradient (1/k - [y]) x, in units of one clipped gradient."""
+    moved = next(iter(trainable(run.model).values())).detach().double()
+    classes = len(moved)
+    gradient = torch.full((len(labels), classes), 1.0 / classes, dtype=torch.float64)
+    gradient[torch.arange(len(labels)), labels] -= 1.0
+    along = -((images.flatten(1).double() @ moved.T) * gradient).sum(dim=1)
+    length = torch.linalg.vector_norm(gradient, dim=1) * torch.linalg.vector_norm(images.flatten(1), dim=1)
+    return (along / (length * 0.01 * trainings.clip_norm)).numpy()
+
+
+def _promised(run: Run) -> float:
+    """What the ledger charges, for noise that stays secret (a seed of the audit is none of the training's business)."""
+    return compose(run.ledger.releases(), run.plan.delta)
+
+
+def _noise_seed(seed: int, number: int) -> int:
+    return int.from_bytes(stream_bytes(key_from_seed(seed, "audit"), Purpose.AUDIT, 8, number, part=1), "big") >> 1
