@@ -91,6 +91,7 @@ def tell(seen: Kills, evidence) -> None:
     evidence("D9", figure=figure, trials=seen.kills, twin="a ledger written after the step: caught")
 
 
+@pytest.mark.timeout(1800)
 def test_killed_at_random_moments_a_run_ends_with_the_same_bytes(stage, evidence):
     tell(kill_at_random(stage, 8, seed=0), evidence)
 
