@@ -96,16 +96,6 @@ def test_interrupted_it_saves_exits_130_and_goes_on(whole):
     assert_same(whole, out)
 
 
-@pytest.mark.slow
-def test_killed_at_many_random_moments(whole):
-    """R1 in part: 12 runs, each killed up to three times. About five minutes."""
-    generator = np.random.default_rng(0)
-    for number in range(12):
-        out = whole / f"random{number}"
-        finish_after_kills(whole, out, list(generator.uniform(0, 2.5, generator.integers(1, 4))))
-        assert_same(whole, out)
-
-
 def test_the_same_seeds_give_the_same_bytes_and_other_settings_the_same_ledger(whole):
     out = whole / "other"
     subprocess.run(

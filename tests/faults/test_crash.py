@@ -80,6 +80,7 @@ def _look_at_ledger(out, true_steps, fault, outcome):
         outcome.overcharged.append(fault)
 
 
+@pytest.mark.timeout(1800)  # half a minute of one core; only a machine that is busy with other things needs more
 @pytest.mark.parametrize("name", ["train", "certify"])
 def test_a_crash_anywhere_resumes_to_the_same_bytes(stage, name, steps_begun, evidence):
     found = crash_everywhere(stage, name, steps_begun)

@@ -38,6 +38,7 @@ def fail_everywhere(stage: Stage, name: str) -> tuple[int, list[Fault]]:
     return count, lost
 
 
+@pytest.mark.timeout(1800)  # half a minute of one core; only a machine that is busy with other things needs more
 @pytest.mark.parametrize("name", ["train", "certify"])
 def test_a_failing_disk_is_told_in_one_line_and_loses_nothing(stage, name, evidence):
     count, lost = fail_everywhere(stage, name)

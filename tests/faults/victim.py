@@ -25,7 +25,8 @@ def processes() -> Any:
     return context
 
 
-def _settle(counter: Path | None = None) -> None:
+def settle(counter: Path | None = None) -> None:
+    """Small blocks, one thread, and steps counted where they are asked for."""
     torch.set_num_threads(1)
     scene.make_blocks_small()
     sweep._SECONDS_BETWEEN_SYNCS = -1.0
@@ -48,7 +49,7 @@ def _count_steps(counter: Path) -> None:
 
 def whole_run(data: Path, out: Path, counter: Path, ready: Any) -> None:
     """Train and certify."""
-    _settle(counter)
+    settle(counter)
     ready.set()
     scene.train(data, out)
     scene.certify(data, out)
@@ -56,7 +57,7 @@ def whole_run(data: Path, out: Path, counter: Path, ready: Any) -> None:
 
 def held(stage: str, data: Path, out: Path, ready: Any, lock: str) -> None:
     """Come to the middle of `stage` and stay there until killed."""
-    _settle()
+    settle()
     if lock == "file":
         RunDirectory.locked = locked_by_a_file
 

@@ -1,10 +1,12 @@
 """The commands, and one voice for everything that goes wrong."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 import typer
@@ -49,8 +51,11 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. Exit codes: 0 done, 2 a wrong request (one line on stderr), 130 interrupted with the state saved."""
     warnings.showwarning = _warn
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)
+    with _terminating_cleanly():
+        _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> None:
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt, without a word
@@ -68,9 +73,21 @@ def main(arguments: list[str] | None = None) -> None:
         os._exit(INTERRUPTED)  # at once: worker threads of numerical libraries may still be busy
 
 
-def _interrupt(number: int, frame: Any) -> None:
+@contextlib.contextmanager
+def _terminating_cleanly() -> Iterator[None]:
     """SIGTERM is Ctrl-C from a machine (a job queue, a container): the same clean end, not a kill."""
-    raise KeyboardInterrupt
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _given(error: typer.TyperException, arguments: list[str]) -> str:
