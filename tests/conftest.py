@@ -29,6 +29,13 @@ def blobs(seed: int, train: int = 240, test: int = 60, size: int = 8, classes: i
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
 
 
+def pytest_collection_modifyitems(items):
+    """The time limit is there for tests that hang; the slow ones may take long on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.timeout(7200))
+
+
 EVIDENCE = Path(__file__).parents[1] / "build" / "evidence.jsonl"
 
 
