@@ -91,9 +91,7 @@ def test_an_unfinished_run_is_refused_in_one_line(missing, copied, tmp_path, cap
 
 
 def test_a_run_that_does_not_verify_is_not_exported(copied, tmp_path, capsys):
-    metrics = json.loads((copied / "metrics.json").read_text())
-    metrics["privacy"]["epsilon"] = 0.5
-    (copied / "metrics.json").write_text(json.dumps(metrics))
+    edit_json(copied / "metrics.json", lambda metrics: metrics["privacy"].update(epsilon=0.5))
     assert call("export", copied, tmp_path / "b.zip") == 2
     assert "epsilon recomputed" in capsys.readouterr().err and not (tmp_path / "b.zip").exists()
 

@@ -56,7 +56,7 @@ def edit_json(path, change):
     if "check" in value:
         value.pop("check")
         value["check"] = sha256_hex(canonical_json(value).encode())
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def edit_rows(path, change):

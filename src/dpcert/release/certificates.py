@@ -41,6 +41,14 @@ def json_object(data: bytes, origin: str) -> dict[str, Any]:
     return value
 
 
+def checked_object(data: bytes, origin: str) -> dict[str, Any]:
+    """A JSON object without its checksum, which must be right where there is one (the oldest files have none)."""
+    value = json_object(data, origin)
+    if "check" in value and value.pop("check") != sha256_hex(canonical_json(value).encode()):
+        raise VerifyError(f"{origin} is edited or damaged (its checksum is wrong)")
+    return value
+
+
 def belongs(content: Content, entry: dict[str, Any], model_sha256: str | None) -> str:
     """The sidecar is whole, names this model, and the settings that metrics.json states."""
     facts = _sidecar(content, entry["file"])
@@ -75,10 +83,7 @@ def _sidecar(content: Content, name: str) -> dict[str, Any]:
     beside = PurePath(name).with_suffix(".json").name
     if beside not in content:
         raise VerifyError(f"{beside} is not here; restore it from a copy")
-    facts = json_object(content[beside], beside)
-    if "check" in facts and facts.pop("check") != sha256_hex(canonical_json(facts).encode()):  # the oldest have none
-        raise VerifyError(f"{beside} is edited or damaged (its checksum is wrong)")
-    return facts
+    return checked_object(content[beside], beside)
 
 
 def radii_follow(content: Content, entry: dict[str, Any]) -> str:

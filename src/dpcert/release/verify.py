@@ -67,7 +67,7 @@ class Evidence:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """What the run says about itself."""
-        return certificates.json_object(self.bytes_of(METRICS), METRICS)
+        return certificates.checked_object(self.bytes_of(METRICS), METRICS)
 
     @cached_property
     def header(self) -> dict[str, str]:
