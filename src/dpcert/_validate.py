@@ -6,7 +6,6 @@ from typing import Any
 
 from .errors import ConfigError, DpcertError
 
-
 _LONGEST_SHOWN = 200
 
 
