@@ -17,7 +17,6 @@ from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
 from ..training.loop import Settings
 
-
 _LARGEST = 2**53
 
 

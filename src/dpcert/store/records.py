@@ -9,7 +9,6 @@ from typing import ClassVar, Protocol, Self, TypeVar
 from ..errors import RunError
 from ..rounding import floor_text
 
-
 _LARGEST_RADIUS = 1e6
 
 
