@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: run test test-all check bench install lock help
+.PHONY: run test test-all mutants check bench install lock help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -26,6 +26,9 @@ test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
 
 test-all: $(STAMP) ## also the slow statistical and fault tests
 	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow" tests
+
+mutants: $(STAMP) ## hand-made faults of the critical files, each of which a named test must notice
+	$(BIN)/python -m tests.mutants.run
 
 check: $(STAMP)  ## lint, format, strict types, import rules
 	$(BIN)/ruff check src tests benchmarks

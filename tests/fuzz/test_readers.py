@@ -4,6 +4,7 @@ import base64
 import resource
 import time
 import warnings
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -22,9 +23,10 @@ def limited(monkeypatch):
     """No more address space than now plus 768 MiB, and no privacy loss distributions (seconds each, and not a reader)."""
     monkeypatch.setattr(accounting, "compose", lambda releases, delta: float(sum(r.steps for r in releases)))
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + EXTRA_ADDRESS_SPACE, hard))
+    statm = Path("/proc/self/statm")
+    if statm.exists():  # elsewhere only the peak memory of the slow test is looked at
+        now = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + EXTRA_ADDRESS_SPACE, hard))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

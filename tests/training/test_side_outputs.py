@@ -66,20 +66,20 @@ def frozen(monkeypatch):
 
 @pytest.mark.parametrize("method", ["dp-gaussian", "dpsgd"])
 def test_with_equal_weights_every_file_and_line_is_equal(method, tmp_path, capsys, frozen, evidence):
-    first = whole_run(tmp_path / "a", blobs(0), method, capsys)
-    second = whole_run(tmp_path / "b", swapped(), method, capsys)
-    assert differing(tmp_path / "a", tmp_path / "b") == set()
+    first = whole_run(tmp_path / "first", blobs(0), method, capsys)
+    second = whole_run(tmp_path / "second", swapped(), method, capsys)
+    assert differing(tmp_path / "first", tmp_path / "second") == set()
     assert first == second
-    files = sum(file.is_file() for file in (tmp_path / "a").rglob("*"))
+    files = sum(file.is_file() for file in (tmp_path / "first").rglob("*"))
     assert files >= 9
     evidence("D13", figure=f"{method}: 0 of {files} files and no printed line depend on a record but through the weights", trials=files,
              twin="a training loss in metrics.json, a norm in a log: seen")  # fmt: skip
 
 
 def test_with_the_real_step_only_what_is_made_from_the_weights_differs(tmp_path, capsys):
-    whole_run(tmp_path / "a", blobs(0), "dpsgd", capsys)
-    whole_run(tmp_path / "b", swapped(), "dpsgd", capsys)
-    found = differing(tmp_path / "a", tmp_path / "b")
+    whole_run(tmp_path / "first", blobs(0), "dpsgd", capsys)
+    whole_run(tmp_path / "second", swapped(), "dpsgd", capsys)
+    found = differing(tmp_path / "first", tmp_path / "second")
     assert "model.safetensors" in found  # the swap does reach the weights: the test above is not empty
     assert not found & {"config.toml", "ledger.jsonl"}
 
@@ -94,9 +94,9 @@ def test_twin_a_training_loss_among_the_metrics_is_seen(tmp_path, capsys, frozen
         directory.metrics.write_text(json.dumps({**metrics, "train_loss": float(loss)}))
 
     monkeypatch.setattr(experiment, "_write_training_metrics", leaky)
-    whole_run(tmp_path / "a", blobs(0), "dpsgd", capsys)
-    whole_run(tmp_path / "b", swapped(), "dpsgd", capsys)
-    assert "metrics.json" in differing(tmp_path / "a", tmp_path / "b")
+    whole_run(tmp_path / "first", blobs(0), "dpsgd", capsys)
+    whole_run(tmp_path / "second", swapped(), "dpsgd", capsys)
+    assert "metrics.json" in differing(tmp_path / "first", tmp_path / "second")
 
 
 @pytest.fixture

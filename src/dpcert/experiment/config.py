@@ -17,6 +17,8 @@ from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
 from ..training.loop import Settings
 
+_LARGEST = 2**53
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -27,9 +29,9 @@ class DataConfig(_Section):
 
     name: str = "mnist"
     path: str | None = None
-    size: int | None = Field(None, ge=1)
-    classes: int | None = Field(None, ge=2)
-    validation: int = Field(0, ge=0)
+    size: int | None = Field(None, ge=1, le=_LARGEST)
+    classes: int | None = Field(None, ge=2, le=10**6)
+    validation: int = Field(0, ge=0, le=_LARGEST)
 
 
 class ModelConfig(_Section):
@@ -52,7 +54,7 @@ class MethodConfig(_Section):
     copies: int = Field(2, ge=0, le=1024)
     keep_original: bool = True
     smoothadv_radius: float | None = None
-    smoothadv_steps: int | None = None
+    smoothadv_steps: int | None = Field(None, le=1000)
     smoothadv_warmup: float | None = None
     stability_gamma: float | None = None
     consistency_lambda: float | None = None
@@ -74,12 +76,12 @@ class TrainConfig(_Section):
     """How long, how fast. `physical_batch` (rows = examples x views in memory), `device`, `threads` change speed only."""
 
     epochs: float = Field(40, gt=0, le=1e6)
-    batch_size: int = Field(512, ge=1)
+    batch_size: int = Field(512, ge=1, le=_LARGEST)
     learning_rate: float = Field(0.5, gt=0, le=1e6)
     momentum: float = Field(0.9, ge=0, lt=1)
     optimizer: Literal["sgd", "adam"] = "sgd"
     seed: int | None = Field(None, ge=0, lt=2**63)
-    physical_batch: int = Field(480, ge=1)
+    physical_batch: int = Field(480, ge=1, le=_LARGEST)
     device: str = "cpu"
     threads: int | None = Field(None, ge=1, le=1024)
 

@@ -1,5 +1,6 @@
 """Smoothed predictions for one's own files."""
 
+import io
 import math
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ..training.state import load_tensors
 from .run import load_run, read_config
 
 _LARGEST_IMAGE = 1 << 22
+_LARGEST_PICTURE_BYTES = 1 << 26
 _PICTURES = ("PNG", "JPEG", "BMP", "PPM")  # no format whose reader starts another program
 
 
@@ -90,7 +92,9 @@ def _read_picture(file: Path) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(file, formats=_PICTURES) as picture:
+        with file.open("rb") as opened:
+            data = io.BytesIO(opened.read(_LARGEST_PICTURE_BYTES))  # in memory no chunk can ask for more than there is
+        with Image.open(data, formats=_PICTURES) as picture:
             if picture.width * picture.height > _LARGEST_IMAGE:  # before a pixel is unpacked
                 raise DataError("too large")
             colour = picture.mode not in ("1", "L", "LA", "I", "I;16", "F")

@@ -9,6 +9,8 @@ from typing import ClassVar, Protocol, Self, TypeVar
 from ..errors import RunError
 from ..rounding import floor_text
 
+_LARGEST_RADIUS = 1e6
+
 
 class Row(Protocol):
     """One line of a file of rows: fields, then a checksum."""
@@ -54,8 +56,8 @@ class CertificateRow:
         idx, label, predict, radius, correct, time, count, n, p_lower = fields
         votes = int(count) if count else None
         found = float(radius), float(time), float(p_lower)
-        if not all(math.isfinite(value) and value >= 0 for value in found):
-            raise ValueError("a radius, time or probability is negative or not a number")
+        if not (0 <= found[0] < _LARGEST_RADIUS and 0 <= found[1] < math.inf and 0 <= found[2] <= 1):  # NaN is none of these
+            raise ValueError("a radius, time or probability is out of range")
         return cls(int(idx), int(label), int(predict), found[0], int(correct), found[1], votes, int(n), found[2])
 
 
