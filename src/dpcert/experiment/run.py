@@ -294,7 +294,7 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     plain = run.directory.path / f"{stem}.json"
     other = f"{stem}{'' if how.n0 == 100 else f'-n0{how.n0}'}-n{how.n}-alpha{how.alpha:g}"
     votes = ("n0", "n", "alpha")
-    taken = plain.exists() and any(read_json(plain, what="certificate facts").get(k) != facts[k] for k in votes)
+    taken = plain.exists() and any(_recorded(plain).get(name) != facts[name] for name in votes)
     sidecar = run.directory.path / f"{other}.json" if taken else plain
     if sidecar.exists():
         return sidecar.with_suffix(".tsv"), _recorded_key(sidecar, facts, request.seed)
@@ -311,11 +311,18 @@ def _images_sha256(task: _Task) -> str:
     return sha256_hex(task.x.numpy().tobytes() + task.y.numpy().tobytes())
 
 
-def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> bytes:
+def _recorded(sidecar: Path) -> dict[str, Any]:
+    """The facts beside a file of rows, as they were written."""
     recorded = read_json(sidecar, what="certificate facts")
     check = recorded.pop("check", None) if isinstance(recorded, dict) else None
     if check != sha256_hex(canonical_json(recorded).encode()):
         raise RunError(f"{sidecar} is damaged (its checksum is wrong); delete it and its .tsv to certify again")
+    assert isinstance(recorded, dict)
+    return recorded
+
+
+def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> bytes:
+    recorded = _recorded(sidecar)
     for name, value in facts.items():
         if recorded.get(name) != value:
             raise RunError(
