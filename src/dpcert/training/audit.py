@@ -10,6 +10,7 @@ momentum ends at minus the sum of all releases, so its final weights hide nothin
 pixel and one label has a direction almost its own.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in
 from ..data.dataset import Dataset
-from ..errors import ConfigError
+from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip, trainable
 from ..methods import Method
@@ -210,7 +211,9 @@ class Trainings:
         model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, classes, bias=False))
         nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
         data = Dataset(images, labels, images[:1], labels[:1], size=size, classes=classes)
-        return fit(model, data, self.method, settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DpcertWarning)  # remarks on what the method learns: nothing is learnt here
+            return fit(model, data, self.method, settings)
 
 
 @dataclass(frozen=True)
