@@ -313,7 +313,8 @@ def _scores(run: Run, trainings: Trainings, images: Tensor, labels: Tensor) -> n
     gradient[torch.arange(len(labels)), labels] -= 1.0
     along = -((images.flatten(1).double() @ moved.T) * gradient).sum(dim=1)
     length = torch.linalg.vector_norm(gradient, dim=1) * torch.linalg.vector_norm(images.flatten(1), dim=1)
-    return (along / (length * 0.01 * trainings.clip_norm)).numpy()
+    scores: np.ndarray = (along / (length * 0.01 * trainings.clip_norm)).numpy()
+    return scores
 
 
 def _promised(run: Run) -> float:
