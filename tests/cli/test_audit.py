@@ -20,9 +20,14 @@ def test_one_run_prints_bound_promise_ceiling_and_verdict(capsys):
 
 
 def test_many_runs_print_the_same(capsys):
-    assert call("audit", "dpsgd", "--runs", "10", "--epsilon", "1", "--seed", "0") == 0
+    assert call("audit", "dpsgd", "--runs", "10", "--epsilon", "1", "--confidence", "0.9", "--seed", "0") == 0
     out = capsys.readouterr().out
-    assert "2 x 10 trainings of 4 steps" in out and "confidence 0.999;" in out and "holds" in out
+    assert "2 x 10 trainings of 4 steps" in out and "confidence 0.9;" in out and "holds" in out
+
+
+def test_an_audit_that_could_not_refute_says_so(capsys):
+    assert call("audit", "dpsgd", "--one-run", "--canaries", "20", "--epsilon", "8", "--seed", "0") == 0
+    assert "not refutable by this audit" in capsys.readouterr().out
 
 
 def test_a_broken_training_ends_with_two(capsys, monkeypatch):
