@@ -41,7 +41,7 @@ DELTAS = (1e-3, 1e-4, 1e-5, 3e-6, 1e-6, 1e-7)
 
 @dataclasses.dataclass
 class Reference:
-    """dp-accounting's optimistic PLD: what is certainly spent. Rounding losses down loses at most one interval a step."""
+    """dp-accounting's optimistic PLD: what is certainly spent, losses rounded down to the grid."""
 
     rho: float
     q: float
@@ -55,8 +55,13 @@ class Reference:
         return self.composed.get_delta_for_epsilon(epsilon) <= delta * (1 + 1e-9)
 
     def is_not_far_above(self, epsilon, delta):
-        """Whether epsilon is within 0.1 % and the reference's own error (T intervals) of the optimistic bound."""
-        lowered = epsilon * (1 - 1e-3) - self.steps * INTERVAL
+        """Whether epsilon is within 0.1 % of the truth, as near as the reference tells.
+
+        Rounding down to the grid loses half an interval a step on average; six standard deviations of T such losses are
+        allowed on top. (A claim of tightness, not of soundness: that is `spends_no_more`, which assumes nothing.)
+        """
+        lost = INTERVAL * (self.steps / 2 + 6 * math.sqrt(self.steps / 12))
+        lowered = epsilon * (1 - 1e-3) - lost
         return lowered <= 0 or self.composed.get_delta_for_epsilon(lowered) >= delta * (1 - 1e-9)
 
 
@@ -76,9 +81,8 @@ def ours(rho, q, steps, delta):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_epsilon_is_not_below_the_optimistic_bound_and_not_far_above_it(evidence):
-    """504 settings, optimistic PLD at interval 1e-5. Deterministic. About nine minutes on one core."""
+    """504 settings, optimistic PLD at interval 1e-5. Deterministic. About four minutes on a free core."""
     points = below = far = 0
-    widest = 0.0
     caught = dict.fromkeys(["RDP said to be PLD", "q/2", "T-1"], 0)
     for rho, q, numbers in SETTINGS:
         for steps in numbers:
@@ -88,8 +92,6 @@ def test_epsilon_is_not_below_the_optimistic_bound_and_not_far_above_it(evidence
                 points += 1
                 below += not reference.spends_no_more(found, delta)
                 far += not reference.is_not_far_above(found, delta)
-                if found > 0.05:
-                    widest = max(widest, 1e-3 + steps * INTERVAL / found)
             if steps == numbers[1]:  # the twins, once for each (rho, q)
                 delta = 1e-5
                 renyi = rdp_epsilon(noise_multiplier=rho, sampling_probability=q, steps=steps, delta=delta)
@@ -100,8 +102,8 @@ def test_epsilon_is_not_below_the_optimistic_bound_and_not_far_above_it(evidence
     assert all(count == len(SETTINGS) for count in caught.values()), caught
     evidence(
         "D8",
-        figure=f"0 of {points} below the optimistic bound at interval {INTERVAL:g}, 0 above it by more than 0.1 % and T intervals"
-        f" (at worst {100 * widest:.1f} % of epsilon)",
+        figure=f"0 of {points} below the optimistic bound at interval {INTERVAL:g}, 0 more than 0.1 % above it "
+        "(its own mean rounding, T/2 intervals, taken off)",
         trials=points,
         twin="; ".join(f"{name}: caught {count} of {len(SETTINGS)}" for name, count in caught.items()),
     )

@@ -144,8 +144,9 @@ def test_the_audited_training_spends_the_steps_it_was_asked_for():
     images, labels = torch.rand(4, 1, 4, 4), torch.arange(4)
     for steps, q in ((1, 1.0), (3, 1.0), (100, 1.0), (7, 0.3)):
         trainings = dataclasses.replace(DPSGD, steps=steps, sampling_probability=q)
-        run = trainings.run(images, labels, size=7, classes=5, noise_seed=None)
+        run = trainings.run(images, labels, classes=5, noise_seed=None)
         assert run.ledger.steps_authorised == steps and run.statement.private
+        assert run.plan.sampling_probability == pytest.approx(q)
 
 
 @pytest.mark.slow

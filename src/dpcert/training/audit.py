@@ -10,6 +10,7 @@ momentum ends at minus the sum of all releases, so its final weights hide nothin
 pixel and one label has a direction almost its own.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in
 from ..data.dataset import Dataset
-from ..errors import ConfigError
+from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip, trainable
 from ..methods import Method
@@ -33,6 +34,7 @@ from .loop import Run, Settings, fit
 from .step import Problem, clipped_sum, private_step
 
 SIDE, CLASSES, OTHERS = 4, 5, 3  # images of 4 x 4 pixels, 85 parameters, three records beside the canary
+PUBLIC_SIZE = 1000  # N of the audited trainings, whatever the number of records: only q = B / N matters
 LEARNING_DRAWS = 200  # noiseless sums from which the adversary learns its direction, drawn apart from the scores
 
 
@@ -191,15 +193,15 @@ class Trainings:
     def __post_init__(self) -> None:
         require_a_promise(self.method)
         integer_in("steps", self.steps, 1, 10_000)
-        finite_in("sampling probability", self.sampling_probability, 0.0, 1.0, open_low=True)
+        finite_in("sampling probability", self.sampling_probability, 1.0 / PUBLIC_SIZE, 1.0)
 
-    def run(self, images: Tensor, labels: Tensor, *, size: int, classes: int, noise_seed: int | None) -> Run:
-        """One training by the real loop, in memory, of softmax regression from zero weights. `size` is the public N."""
-        batch_size = max(1, round(self.sampling_probability * size))
+    def run(self, images: Tensor, labels: Tensor, *, classes: int, noise_seed: int | None) -> Run:
+        """One training by the real loop, in memory, of softmax regression from zero weights."""
+        batch_size = round(self.sampling_probability * PUBLIC_SIZE)
         settings = Settings(
             epsilon=self.epsilon,
             delta=self.delta,
-            epochs=(self.steps + 0.5) * batch_size / size,  # whole steps are counted: T = steps
+            epochs=(self.steps + 0.5) * batch_size / PUBLIC_SIZE,  # whole steps are counted: T = steps
             batch_size=batch_size,
             learning_rate=0.01 * batch_size,  # so small that gradients stay longer than C: the canary uses all of its C
             momentum=0.0,
@@ -209,8 +211,10 @@ class Trainings:
         )
         model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, classes, bias=False))
         nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
-        data = Dataset(images, labels, images[:1], labels[:1], size=size, classes=classes)
-        return fit(model, data, self.method, settings)
+        data = Dataset(images, labels, images[:1], labels[:1], size=PUBLIC_SIZE, classes=classes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DpcertWarning)  # remarks on what the method learns: nothing is learnt here
+            return fit(model, data, self.method, settings)
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ def many_runs(
         images, labels = _lonely_canary(bool(canary))
         for number in range(runs):
             seed_of_run = None if seed is None else _noise_seed(seed, 2 * number + canary)
-            run = trainings.run(images, labels, size=OTHERS + 1, classes=CLASSES, noise_seed=seed_of_run)
+            run = trainings.run(images, labels, classes=CLASSES, noise_seed=seed_of_run)
             scores[canary, number] = _scores(run, trainings, *_canaries(1, CLASSES))[0]
             progress(canary * runs + number + 1, 2 * runs)
     half_way = trainings.steps * trainings.sampling_probability / 2  # the canary's pixel is dark in all other records
@@ -278,7 +282,7 @@ def one_run(
     if not bool(inside.any()):
         raise ConfigError(f"none of the {canaries} canaries was drawn; take more")
     seed_of_run = None if seed is None else _noise_seed(seed, 0)
-    run = trainings.run(images[inside], labels[inside], size=canaries, classes=classes, noise_seed=seed_of_run)
+    run = trainings.run(images[inside], labels[inside], classes=classes, noise_seed=seed_of_run)
     order = np.argsort(_scores(run, trainings, images, labels), kind="stable")
     correct = int(coins[order[-each:]].sum() + (~coins[order[:each]]).sum())
     bound = guess_lower_bound(correct, 2 * each, canaries, confidence=confidence, delta=trainings.delta)
@@ -309,7 +313,8 @@ def _scores(run: Run, trainings: Trainings, images: Tensor, labels: Tensor) -> n
     gradient[torch.arange(len(labels)), labels] -= 1.0
     along = -((images.flatten(1).double() @ moved.T) * gradient).sum(dim=1)
     length = torch.linalg.vector_norm(gradient, dim=1) * torch.linalg.vector_norm(images.flatten(1), dim=1)
-    return (along / (length * 0.01 * trainings.clip_norm)).numpy()
+    scores: np.ndarray = (along / (length * 0.01 * trainings.clip_norm)).numpy()
+    return scores
 
 
 def _promised(run: Run) -> float:
