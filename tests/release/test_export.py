@@ -18,6 +18,7 @@ from dpcert.training.loop import _mac_key
 from tests.conftest import blobs
 
 from .conftest import SMALL, call, settings
+from .test_verify import edit_json
 
 
 @pytest.fixture(scope="session")
