@@ -16,7 +16,7 @@ from ..errors import DataError, RunError
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
 from ..store.durable import Appender, write_atomically
-from ..store.records import AnyRow, CertificateRow, RobustRow, header, read_rows, row_of, text_of
+from ..store.records import AnyExampleRow, CertificateRow, RobustRow, header, read_rows, row_of, text_of
 from ..workers import share
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy
@@ -254,14 +254,14 @@ def decide_to_file(
 
 
 def _rows_to_file(
-    kind: type[AnyRow],
+    kind: type[AnyExampleRow],
     path: Path,
     indices: Sequence[int],
     counters: list[Counter],
-    work: Callable[[Counter, int], AnyRow],
-    mean_of: tuple[str, Callable[[AnyRow], float]],
+    work: Callable[[Counter, int], AnyExampleRow],
+    mean_of: tuple[str, Callable[[AnyExampleRow], float]],
     progress: Progress,
-) -> list[AnyRow]:
+) -> list[AnyExampleRow]:
     """Do the examples that `path` does not hold yet, appending a row each; `mean_of` names a figure worth watching."""
     done = {row.idx: row for row in read_rows(kind, path, allow_torn_end=True)} if path.exists() else {}
     _write_sorted(kind, path, done)  # drops a half-written last line
@@ -279,7 +279,7 @@ def _rows_to_file(
     return [done[index] for index in indices]
 
 
-def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Generator[AnyRow]:
+def _appended(kind: type[AnyExampleRow], path: Path, rows: Iterator[AnyExampleRow]) -> Generator[AnyExampleRow]:
     """Append rows as they come; yields them as they are on disk (rounded), so that what is reported is what was written."""
     with Appender(path, _SECONDS_BETWEEN_SYNCS) as file:
         for row in rows:
@@ -288,7 +288,7 @@ def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Generat
             yield row_of(kind, text)
 
 
-def _write_sorted(kind: type[AnyRow], path: Path, rows: dict[int, AnyRow]) -> None:
+def _write_sorted(kind: type[AnyExampleRow], path: Path, rows: dict[int, AnyExampleRow]) -> None:
     """Make `path` hold `rows` by example, whatever the order of the work was; a file that does already is left alone."""
     lines = [header(kind), *(text_of(rows[index]) for index in sorted(rows))]
     data = ("\n".join(lines) + "\n").encode()

@@ -168,6 +168,6 @@ def _rows(kind: type[AnyRow], content: Content, name: str) -> list[AnyRow]:
             rows.append(row_of(kind, line))
         except ValueError as error:
             raise VerifyError(f"{name} line {number} is edited or damaged ({error})") from error
-    if len({row.idx for row in rows}) != len(rows):
+    if len({row.key for row in rows}) != len(rows):
         raise VerifyError(f"{name} holds an example twice")
     return rows

@@ -2,12 +2,13 @@
 
 import hashlib
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, Self, TypeVar
 
 from ..errors import RunError
-from ..rounding import floor_text
+from ..rounding import ceil_text, floor_text
 
 _LARGEST_RADIUS = 1e6
 
@@ -16,10 +17,11 @@ class Row(Protocol):
     """One line of a file of rows: fields, then a checksum."""
 
     columns: ClassVar[tuple[str, ...]]
+    made_by: ClassVar[str]  # the command that makes the file again
 
     @property
-    def idx(self) -> int:
-        """The example's index in its split."""
+    def key(self) -> Hashable:
+        """What is in a file once: the example's index in its split, for most."""
 
     def fields(self) -> tuple[str, ...]:
         """The line without its checksum."""
@@ -27,6 +29,14 @@ class Row(Protocol):
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
         """The row of a line."""
+
+
+class ExampleRow(Row, Protocol):
+    """A row about one example."""
+
+    @property
+    def idx(self) -> int:
+        """The example's index in its split."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,12 @@ class CertificateRow:
     n: int
     p_lower: float
     columns: ClassVar[tuple[str, ...]] = ("idx", "label", "predict", "radius", "correct", "time", "count", "n", "p_lower")
+    made_by: ClassVar[str] = "dpcert certify"
+
+    @property
+    def key(self) -> int:
+        """The example."""
+        return self.idx
 
     def fields(self) -> tuple[str, ...]:
         """Radius and p_lower are rounded down: printing must not promise more than was proved."""
@@ -73,6 +89,12 @@ class RobustRow:
     time: float
     votes: int
     columns: ClassVar[tuple[str, ...]] = ("idx", "label", "predict", "robust", "correct", "time", "votes")
+    made_by: ClassVar[str] = "dpcert certify --radius"
+
+    @property
+    def key(self) -> int:
+        """The example."""
+        return self.idx
 
     def fields(self) -> tuple[str, ...]:
         """The line without its checksum."""
@@ -86,7 +108,122 @@ class RobustRow:
         return cls(int(idx), int(label), int(predict), int(robust), int(correct), float(time), int(votes))
 
 
+@dataclass(frozen=True)
+class SampleRow:
+    """A row of samples.tsv: how one test image sits in the model's landscape, beside its certificate."""
+
+    idx: int
+    label: int
+    predict: int  # of the base model
+    gradient_norm: float
+    hessian_norm: float
+    hessian_residual: float
+    lipschitz: float
+    sigma: float
+    radius: float
+    correct: int  # of the smoothed model
+    columns: ClassVar[tuple[str, ...]] = (
+        *("idx", "label", "predict", "gradient_norm", "hessian_norm", "hessian_residual", "lipschitz"),
+        *("sigma", "radius", "correct"),
+    )
+    made_by: ClassVar[str] = "dpcert analyze"
+
+    @property
+    def key(self) -> int:
+        """The example."""
+        return self.idx
+
+    def fields(self) -> tuple[str, ...]:
+        """The line without its checksum."""
+        metrics = (self.gradient_norm, self.hessian_norm, self.hessian_residual, self.lipschitz)
+        certificate = (f"{self.sigma:g}", floor_text(self.radius, 6), str(self.correct))
+        return (str(self.idx), str(self.label), str(self.predict), *(f"{value:.6g}" for value in metrics), *certificate)
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        """The row of a line."""
+        idx, label, predict = (int(text) for text in fields[:3])
+        gradient, hessian, residual, lipschitz, sigma, radius = metrics = [float(text) for text in fields[3:9]]
+        if not all(0 <= value < math.inf for value in metrics):
+            raise ValueError("a metric is out of range")
+        return cls(idx, label, predict, gradient, hessian, residual, lipschitz, sigma, radius, int(fields[9]))
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """A row of attacks.tsv: accuracy under one attack of one strength, with its 95 % interval. The base model has no sigma."""
+
+    attack: str
+    target: str
+    sigma: float | None
+    strength: float
+    steps: int
+    starts: int
+    examples: int
+    accuracy: float
+    low: float
+    high: float
+    columns: ClassVar[tuple[str, ...]] = (
+        *("attack", "target", "sigma", "strength", "steps", "starts", "examples"),
+        *("accuracy", "low", "high"),
+    )
+    made_by: ClassVar[str] = "dpcert attack"
+
+    @property
+    def key(self) -> tuple[str, str, float | None, float]:
+        """An attack of one strength on one model is in the file once."""
+        return self.attack, self.target, self.sigma, self.strength
+
+    def fields(self) -> tuple[str, ...]:
+        """The line without its checksum."""
+        which = (self.attack, self.target, "" if self.sigma is None else f"{self.sigma:g}", f"{self.strength:g}")
+        counts = (str(self.steps), str(self.starts), str(self.examples))
+        return (*which, *counts, f"{self.accuracy:.6f}", f"{self.low:.6f}", f"{self.high:.6f}")
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        """The row of a line."""
+        attack, target, sigma, strength, steps, starts, examples, accuracy, low, high = fields
+        shares = float(accuracy), float(low), float(high)
+        if not (all(0 <= share <= 1 for share in shares) and 0 <= float(strength) < math.inf):
+            raise ValueError("an accuracy or a strength is out of range")
+        where = None if not sigma else float(sigma)
+        return cls(attack, target, where, float(strength), int(steps), int(starts), int(examples), *shares)
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """A row of training.tsv, about one an epoch: of released weights and noised gradients only, never of a training loss."""
+
+    step: int
+    epoch: float
+    epsilon: float  # of the steps so far; inf when the run is not private
+    gradient_norm: float  # of the noised mean gradient of this step
+    test_accuracy: float
+    columns: ClassVar[tuple[str, ...]] = ("step", "epoch", "epsilon", "gradient_norm", "test_accuracy")
+    made_by: ClassVar[str] = "dpcert train"
+
+    @property
+    def key(self) -> int:
+        """The step."""
+        return self.step
+
+    def fields(self) -> tuple[str, ...]:
+        """Epsilon is rounded up: printing must not promise more than was proved."""
+        epsilon = "inf" if math.isinf(self.epsilon) else ceil_text(self.epsilon, 6)
+        return (str(self.step), f"{self.epoch:.4f}", epsilon, f"{self.gradient_norm:.6g}", f"{self.test_accuracy:.6f}")
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        """The row of a line."""
+        step, values = int(fields[0]), [float(text) for text in fields[1:]]
+        if step < 0 or not all(value >= 0 for value in values):
+            raise ValueError("a value is out of range")
+        return cls(step, *values)
+
+
 AnyRow = TypeVar("AnyRow", bound=Row)
+AnyExampleRow = TypeVar("AnyExampleRow", bound=ExampleRow)
 
 
 def header(kind: type[Row]) -> str:
@@ -115,24 +252,25 @@ def _check(body: str) -> str:
 
 def read_rows(kind: type[AnyRow], path: Path, *, allow_torn_end: bool = False) -> list[AnyRow]:
     """All rows, in the order of the file. A half-written last line is an interruption: dropped where that is allowed."""
+    again = f"run {kind.made_by} again"
     try:
         text = path.read_bytes().decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} cannot be read: {error}; delete it and certify again") from error
+        raise RunError(f"{path} cannot be read: {error}; delete it and {again}") from error
     lines = text.split("\n")
     torn = lines.pop()
     if torn and not allow_torn_end:
-        raise RunError(f"{path} ends in the middle of a row; certification was interrupted: run dpcert certify again")
+        raise RunError(f"{path} ends in the middle of a row, it was interrupted; {again}")
     if not lines and allow_torn_end:
         return []
     if not lines or lines[0] != header(kind):
-        raise RunError(f"{path} does not start with the columns of a certificate file; delete it and certify again")
+        raise RunError(f"{path} does not start with the columns {', '.join(kind.columns)}; delete it and {again}")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
             rows.append(row_of(kind, line))
         except ValueError as error:
-            raise RunError(f"{path} line {number} is damaged ({error}); delete the file and certify again") from error
-    if len({row.idx for row in rows}) != len(rows):
-        raise RunError(f"{path} holds an example twice; delete the file and certify again")
+            raise RunError(f"{path} line {number} is damaged ({error}); delete the file and {again}") from error
+    if len({row.key for row in rows}) != len(rows):
+        raise RunError(f"{path} holds {kind.columns[0]} twice; delete the file and {again}")
     return rows
