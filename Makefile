@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: run test test-all mutants check bench install lock help
+.PHONY: run test test-all mutants guarantees check bench install lock help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -24,11 +24,19 @@ run: $(STAMP)    ## train DP-Gaussian on MNIST at (3, 1e-5), certify 500 test im
 test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) tests
 
-test-all: $(STAMP) ## also the slow statistical and fault tests
-	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow" tests
+test-all: $(STAMP) ## also the slow statistical and fault tests and the mutants; then writes docs/guarantees.md
+	rm -f build/evidence.jsonl
+	status=0; \
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow" tests || status=1; \
+	$(BIN)/python -m tests.mutants.run || status=1; \
+	$(BIN)/python -m tests.guarantees; \
+	exit $$status
 
 mutants: $(STAMP) ## hand-made faults of the critical files, each of which a named test must notice
 	$(BIN)/python -m tests.mutants.run
+
+guarantees: $(STAMP) ## docs/guarantees.md from what the last test-all wrote down
+	$(BIN)/python -m tests.guarantees
 
 check: $(STAMP)  ## lint, format, strict types, import rules
 	$(BIN)/ruff check src tests benchmarks

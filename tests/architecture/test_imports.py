@@ -37,6 +37,7 @@ RANK = {
 }
 JOINTS = {
     "privacy/mechanism",
+    "privacy/audit",
     "privacy/statement",
     "privacy/ledger",
     "training/loop",

@@ -235,9 +235,31 @@ def test_npz_is_read_without_pickle(tmp_path):
         read_npz(tmp_path / "absent.npz")
 
 
-def test_validation_records_are_held_out_evenly():
+def test_the_first_records_are_held_out_for_validation():
     data = Dataset(**arrays(), size=4).holding_out(2)
     assert len(data.x_train) == 2 and len(data.x_validation) == 2 and data.held_out == 2 and data.size == 2
-    assert data.y_validation.tolist() == [0, 2] and data.y_train.tolist() == [1, 1]
+    assert data.y_validation.tolist() == [0, 1] and data.y_train.tolist() == [2, 1]
     with pytest.raises(DataError, match="leave some records"):
         Dataset(**arrays()).holding_out(4)
+
+
+def spaced(records, total):
+    """The twin: validation records spaced over the whole set."""
+    chosen = {k * total // records for k in range(records)}
+    return [place for place in range(total) if place not in chosen]
+
+
+def test_one_record_less_changes_the_training_set_by_one_record():
+    """Epsilon is about neighbours that differ in one record: the split must not turn them into sets that differ in many."""
+    values = torch.arange(20) / 20
+    images, labels = values[:, None, None].expand(20, 2, 2), torch.zeros(20, dtype=torch.long)
+    rest = {"x_test": images[:1], "y_test": labels[:1], "classes": 2}
+
+    def trained_on(kept):
+        return set(Dataset(images[kept], labels[kept], **rest).holding_out(5).x_train[:, 0, 0, 0].tolist())
+
+    whole = trained_on(list(range(20)))
+    for removed in range(20):
+        kept = [place for place in range(20) if place != removed]
+        assert len(whole ^ trained_on(kept)) == 1
+    assert len({*spaced(5, 20)} ^ {*spaced(5, 19)}) > 1  # without the last record

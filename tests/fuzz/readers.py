@@ -25,11 +25,12 @@ from dpcert.experiment.predict import read_images
 from dpcert.privacy.ledger import GENESIS, Ledger
 from dpcert.privacy.statement import state
 from dpcert.report.tables import Certified, RunFacts, summary
+from dpcert.store import durable
 from dpcert.store.durable import canonical_json, sha256_hex
 from dpcert.store.metrics import read_metrics
 from dpcert.store.records import CertificateRow, RobustRow, header, read_rows, text_of
 from dpcert.store.runs import RunDirectory
-from dpcert.training.state import load_checkpoint, model_bytes, read_model, save_checkpoint
+from dpcert.training.state import Origin, load_checkpoint, model_bytes, read_model, save_checkpoint
 from tests.conftest import blobs
 from tests.fuzz.mutate import NASTY, mutated, nasty
 
@@ -257,7 +258,7 @@ def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def _state_seeds(folder: Path) -> list[bytes]:
     directory = RunDirectory(folder / "run")
     directory.create()
-    save_checkpoint(directory, 3, *_trained(), "0" * 64, "1" * 64)
+    save_checkpoint(directory, 3, *_trained(), "0" * 64, Origin("1" * 64, "2" * 64))
     return [directory.state.read_bytes()]
 
 
@@ -287,6 +288,7 @@ def _read_checkpoint(data: bytes, folder: Path) -> object:
         "sha256": sha256_hex(data),
         "ledger_head": "",
         "data_identity": "",
+        "config_sha256": None,
     }
     facts["check"] = sha256_hex(canonical_json(facts).encode())
     return _read_state((canonical_json(facts) + "\n").encode(), folder)
@@ -333,7 +335,7 @@ FACTS = {"sigma": 0.5, "n0": 100, "n": 1000, "alpha": 0.001, "model_sha256": "0"
 
 def _sidecar(facts: object) -> bytes:
     check = {"check": sha256_hex(canonical_json(facts).encode())}
-    return json.dumps({**facts, **check} if isinstance(facts, dict) else facts, indent=2).encode()
+    return durable._readable({**facts, **check} if isinstance(facts, dict) else facts)
 
 
 def _sidecar_seeds(folder: Path) -> list[bytes]:

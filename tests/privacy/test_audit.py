@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from dpcert.privacy import accounting
-from dpcert.privacy.audit import gaussian_epsilon, lower_bound
+from dpcert.privacy.accounting import gaussian_epsilon
+from dpcert.privacy.audit import lower_bound
 
 
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.0, 5.0, 20.0])

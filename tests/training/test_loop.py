@@ -15,6 +15,7 @@ from torch import nn
 import dpcert
 from dpcert.errors import DpcertError, LedgerError, RunError
 from dpcert.store.runs import RunDirectory
+from dpcert.training import step
 from dpcert.training.loop import Interrupted
 from tests.conftest import blobs
 
@@ -342,6 +343,25 @@ def test_a_physical_batch_that_does_not_fit_is_halved(monkeypatch):
     halved = train(epochs=1)
     assert max(sizes) > 4 and halved.ledger.steps_authorised == whole.ledger.steps_authorised
     torch.testing.assert_close(weights(whole.model), weights(halved.model), rtol=0, atol=1e-6)
+
+
+def test_the_physical_batch_changes_no_result(monkeypatch, evidence):
+    """R4. The twin draws the views' noise by the place in the part instead of the place in the batch."""
+    whole, sizes = weights(train(epochs=2).model), (1, 3, 7, 12, 31, 64, 10_000)
+
+    def largest_difference():
+        return max(float((weights(train(epochs=2, physical_batch=rows).model) - whole).abs().max()) for rows in sizes)
+
+    found = largest_difference()
+    assert found <= 1e-6
+    real = step.normal_at_positions
+    monkeypatch.setattr(
+        step, "normal_at_positions", lambda key, purpose, start, stop, *rest: real(key, purpose, 0, stop - start, *rest)
+    )
+    twin = largest_difference()
+    assert twin > 1e-6
+    evidence("R4", figure=f"{len(sizes)} physical batches differ by at most {found:.1g}; one that does not fit is halved, charged once",
+             trials=len(sizes), twin=f"noise by place in the part: differs by {twin:.1g}")  # fmt: skip
 
 
 def test_a_method_and_model_of_ones_own_in_a_directory(tmp_path):

@@ -6,7 +6,7 @@ from torch import nn
 
 from dpcert.errors import RunError
 from dpcert.store.runs import RunDirectory
-from dpcert.training.state import data_identity, load_checkpoint, model_bytes, read_model, save_checkpoint
+from dpcert.training.state import Origin, Resumed, data_identity, load_checkpoint, model_bytes, read_model, save_checkpoint
 
 KEY = bytes(range(32))
 X, Y = torch.rand(6, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -35,9 +35,9 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.create()
-    save_checkpoint(directory, 3, *made(), "head", "identity")
+    save_checkpoint(directory, 3, *made(), "head", Origin("identity", None))
     resumed = load_checkpoint(directory, *made())
-    assert resumed is not None and (resumed.step, resumed.ledger_head, resumed.data_identity) == (3, "head", "identity")
+    assert resumed == Resumed(3, "head", Origin("identity", None))
     file = directory.private / "checkpoint-3.safetensors"
     data = file.read_bytes()
     for position in range(0, len(data), 5):
@@ -65,6 +65,6 @@ def test_slots_of_another_optimiser_are_refused(tmp_path):
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     other(torch.ones(1, 5)).sum().backward()
     optimizer.step()
-    save_checkpoint(directory, 0, model, optimizer, "", "")
+    save_checkpoint(directory, 0, model, optimizer, "", Origin("", None))
     with pytest.raises(RunError, match="does not fit the optimiser"):
         load_checkpoint(directory, *made())

@@ -23,6 +23,7 @@ ACCOUNTANT = "pld"
 LARGEST_NOISE_MULTIPLIER = 10_000.0
 SMALLEST_NOISE_MULTIPLIER = 0.05
 _LARGEST_MEAN_LOSS = 500.0
+ROUNDING = 1e-9  # how far above the exact curve `gaussian_epsilon` may be, relative above 1
 CALIBRATION_TOLERANCE = 5e-4  # calibration uses at least 99.9 % of the budget and never passes it
 
 
@@ -69,7 +70,7 @@ def compose(events: Iterable[GaussianSteps], delta: float, coarser: float = 1.0)
     if any(rho < SMALLEST_NOISE_MULTIPLIER for rho, _, _ in charged):
         return math.inf  # below this the bound is in the hundreds and the distribution no longer fits in memory
     if all(q == 1.0 for _, q, _ in charged):  # mu^2 adds up (Dong et al. 2022, Corollary 3.3), and the curve of mu is exact
-        return _gaussian_epsilon(math.sqrt(sum(steps / (rho * rho) for rho, _, steps in charged)), delta)
+        return gaussian_epsilon(math.sqrt(sum(steps / (rho * rho) for rho, _, steps in charged)), delta)
     return _discretised_epsilon(tuple(charged), delta, coarser * max(_interval(rho) for rho, _, _ in charged))
 
 
@@ -171,13 +172,17 @@ def steps_within(*, epsilon: float, delta: float, noise_multiplier: float, sampl
     return low
 
 
-def _gaussian_epsilon(mu: float, delta: float) -> float:
+def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon of a Gaussian release with sensitivity/noise = mu, from the exact curve of Balle and Wang (2018).
 
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
 
-    Guarantee: not below the exact epsilon. Each term is moved by more than its rounding error, the root by brentq's own.
+    Guarantee: not below the exact epsilon, and at most ROUNDING above it. Each term is moved by more than its rounding error,
+    the root by brentq's own.
     """
+    finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError)
+    if mu <= 0:
+        return 0.0
     from scipy.optimize import brentq
     from scipy.special import log_ndtr
 
@@ -199,7 +204,7 @@ def _first_guess(target: float, delta: float, q: float, steps: int) -> float:
     def excess(log_rho: float) -> float:
         rho = math.exp(log_rho)
         mu = q * math.sqrt(steps * math.expm1(min(1.0 / (rho * rho), 600.0))) if q < 1 else math.sqrt(steps) / rho
-        return _gaussian_epsilon(min(mu, 1e4), delta) - target
+        return gaussian_epsilon(min(mu, 1e4), delta) - target
 
     low, high = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
     if excess(high) > 0:

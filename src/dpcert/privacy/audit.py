@@ -17,9 +17,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 from .._validate import finite_in, integer_in
+from .accounting import ROUNDING, gaussian_epsilon
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def _from_errors(wrong_in: int, wrong_out: int, n_without: int, n_with: int, con
     a, b = _upper(wrong_in, n_without, each), _upper(wrong_out, n_with, each)
     mu = max(0.0, float(stats.norm.isf(a) - stats.norm.ppf(b)))
     any_epsilon = max(0.0, *(math.log((1 - delta - x) / y) if 1 - delta - x > 0 else 0.0 for x, y in ((a, b), (b, a))))
-    return LowerBound(mu, gaussian_epsilon(mu, delta), any_epsilon, a, b, min(n_without, n_with), confidence, delta)
+    gaussian = max(0.0, gaussian_epsilon(mu, delta) * (1 - ROUNDING) - ROUNDING)  # rounded down: it is a lower bound
+    return LowerBound(mu, gaussian, any_epsilon, a, b, min(n_without, n_with), confidence, delta)
 
 
 def _upper(wrong: int, draws: int, confidence: float) -> float:
@@ -132,22 +134,3 @@ def guess_lower_bound(
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return GuessBound(low, correct, guesses, canaries, confidence, delta)
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The exact epsilon of the Gaussian mechanism with noise 1/mu of the sensitivity (Balle and Wang 2018).
-
-    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu); solved for epsilon.
-    """
-    finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
-    if mu <= 0:
-        return 0.0
-
-    def excess(epsilon: float) -> float:
-        second = math.exp(min(700.0, epsilon + float(stats.norm.logcdf(-mu / 2 - epsilon / mu))))
-        return float(stats.norm.cdf(mu / 2 - epsilon / mu)) - second - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    highest = mu * mu / 2 + mu * float(stats.norm.isf(delta))  # there the first term alone is at most delta
-    return float(optimize.brentq(excess, 0.0, highest, xtol=1e-12))

@@ -24,8 +24,8 @@ from ..gradients.choose import choose
 from ..gradients.engine import Clip, trainable
 from ..methods import Method
 from ..models.registry import build_model
-from ..privacy.accounting import compose
-from ..privacy.audit import LowerBound, gaussian_epsilon, guess_lower_bound, lower_bound
+from ..privacy.accounting import compose, gaussian_epsilon
+from ..privacy.audit import LowerBound, guess_lower_bound, lower_bound
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism, Plan, opening_facts
 from ..progress import Progress, silent

@@ -19,7 +19,10 @@ from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
 from ..store.runs import RunDirectory
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
-_STATE_TYPES = {"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str}
+_STATE_TYPES = {
+    **{"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str},
+    "config_sha256": str | None,
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.
         raise RunError(f"{file} does not fit the optimiser; this run cannot be continued, start another with --out")
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-    origin = Origin(state["data_identity"], state.get("config_sha256"))  # a run begun before 0.1.0 has no config there
+    origin = Origin(state["data_identity"], state["config_sha256"])
     return Resumed(state["step"], state["ledger_head"], origin)
 
 
@@ -106,7 +109,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
-        intact = intact and {name: type(value) for name, value in state.items()} == _STATE_TYPES
+        intact = intact and state.keys() == _STATE_TYPES.keys()
+        intact = intact and all(isinstance(state[name], kind) for name, kind in _STATE_TYPES.items())
         intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}); this run cannot be continued, start another with --out") from error
