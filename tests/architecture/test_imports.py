@@ -40,6 +40,7 @@ JOINTS = {
     "privacy/audit",
     "privacy/statement",
     "privacy/ledger",
+    "training/curve",
     "training/loop",
     "training/audit",
     "training/step",

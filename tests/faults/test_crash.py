@@ -29,7 +29,7 @@ def steps_begun(monkeypatch):
 
     def counted(problem, step):
         begun.add(step)
-        real(problem, step)
+        return real(problem, step)
 
     monkeypatch.setattr(loop, "private_step", counted)
     return begun

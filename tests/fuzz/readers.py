@@ -30,6 +30,7 @@ from dpcert.store.durable import canonical_json, sha256_hex
 from dpcert.store.metrics import read_metrics
 from dpcert.store.records import CertificateRow, RobustRow, header, read_rows, text_of
 from dpcert.store.runs import RunDirectory
+from dpcert.training.curve import Point
 from dpcert.training.state import Origin, load_checkpoint, model_bytes, read_model, save_checkpoint
 from tests.conftest import blobs
 from tests.fuzz.mutate import NASTY, mutated, nasty
@@ -258,7 +259,7 @@ def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def _state_seeds(folder: Path) -> list[bytes]:
     directory = RunDirectory(folder / "run")
     directory.create()
-    save_checkpoint(directory, 3, *_trained(), "0" * 64, Origin("1" * 64, "2" * 64))
+    save_checkpoint(directory, 3, *_trained(), "0" * 64, Origin("1" * 64, "2" * 64), [Point(2, 0.5, None)])
     return [directory.state.read_bytes()]
 
 
@@ -289,6 +290,7 @@ def _read_checkpoint(data: bytes, folder: Path) -> object:
         "ledger_head": "",
         "data_identity": "",
         "config_sha256": None,
+        "curve": [[2, 0.5, None], [3, 0.5, 0.75]],
     }
     facts["check"] = sha256_hex(canonical_json(facts).encode())
     return _read_state((canonical_json(facts) + "\n").encode(), folder)

@@ -44,10 +44,11 @@ def test_a_bundle_holds_what_the_contract_names_and_verifies(bundle, capsys):
         "robust-sigma0.50-r0.1.json",
         "robust-sigma0.50-r0.1.tsv",
         "statement.txt",
+        "training.tsv",
     }
     assert call("verify", bundle) == 0
     out = capsys.readouterr().out
-    assert "ok           bundle's list of files: 12 files" in out and "ok           statement.txt" in out
+    assert "ok           bundle's list of files: 13 files" in out and "ok           statement.txt" in out
     assert content["statement.txt"].decode().startswith("epsilon = ") and b"is not charged" in content["statement.txt"]
     assert json.loads(content["metrics.json"])["timing"] == {}
 

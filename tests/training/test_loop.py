@@ -34,7 +34,7 @@ def weights(model):
 
 
 def files(out: Path) -> dict[str, bytes]:
-    return {name: (out / name).read_bytes() for name in ("model.safetensors", "ledger.jsonl", "config.toml")}
+    return {name: (out / name).read_bytes() for name in ("model.safetensors", "ledger.jsonl", "config.toml", "training.tsv")}
 
 
 def test_training_learns_and_states_its_budget(tmp_path):
@@ -280,7 +280,13 @@ def test_nothing_per_example_is_written(tmp_path):
     arrays["x_train"][7] = 1.0 - arrays["x_train"][7]
     train(tmp_path / "b", data=dpcert.Dataset(**arrays, classes=3, size=240))
     names = {file.relative_to(tmp_path / "a") for file in (tmp_path / "a").rglob("*") if file.is_file()}
-    assert names == {Path("config.toml"), Path("ledger.jsonl"), Path("model.safetensors"), Path("metrics.json")}
+    assert names == {
+        Path("config.toml"),
+        Path("ledger.jsonl"),
+        Path("model.safetensors"),
+        Path("metrics.json"),
+        Path("training.tsv"),
+    }
     for name in ("config.toml", "ledger.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 

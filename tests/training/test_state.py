@@ -6,6 +6,7 @@ from torch import nn
 
 from dpcert.errors import RunError
 from dpcert.store.runs import RunDirectory
+from dpcert.training.curve import Point
 from dpcert.training.state import Origin, Resumed, data_identity, load_checkpoint, model_bytes, read_model, save_checkpoint
 
 KEY = bytes(range(32))
@@ -35,9 +36,9 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.create()
-    save_checkpoint(directory, 3, *made(), "head", Origin("identity", None))
+    save_checkpoint(directory, 3, *made(), "head", Origin("identity", None), [Point(2, 0.5, None)])
     resumed = load_checkpoint(directory, *made())
-    assert resumed == Resumed(3, "head", Origin("identity", None))
+    assert resumed == Resumed(3, "head", Origin("identity", None), [Point(2, 0.5, None)])
     file = directory.private / "checkpoint-3.safetensors"
     data = file.read_bytes()
     for position in range(0, len(data), 5):

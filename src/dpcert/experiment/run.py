@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..certification.bounds import confidence_interval
 from ..certification.metrics import average_certified_radius, certified_accuracy, even_subset, radii_to_show
 from ..certification.sweep import Request, certify_to_file, check_radius, decide_to_file, require_subset
-from ..certification.votes import evaluating
 from ..data.dataset import Dataset, read_npz
 from ..data.registry import load_dataset
 from ..errors import LedgerError, RunError
@@ -28,6 +27,7 @@ from ..store.durable import read_checked_json, sha256_hex, write_atomically, wri
 from ..store.metrics import read_metrics
 from ..store.records import CertificateRow
 from ..store.runs import RunDirectory
+from ..training.curve import accuracy
 from ..training.loop import Run, choose_device, fit, is_finished
 from ..training.state import load_weights, read_model, require_made_with
 from . import presets
@@ -127,17 +127,6 @@ def _refuse_other_request(directory: RunDirectory, config: Config) -> None:
             "of the same records; train anew with another --out"
         )
     raise RunError(f"{directory.path} holds a run of another request ({'; '.join(found)}); {why}")
-
-
-def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
-    """Share of inputs the model classifies rightly, without smoothing."""
-    device = next(model.parameters()).device
-    right = 0
-    with evaluating(model) as voter:
-        for start in range(0, len(x), rows):
-            predicted = voter(x[start : start + rows].to(device)).argmax(dim=1).cpu()
-            right += int((predicted == y[start : start + rows]).sum())
-    return right / len(x)
 
 
 def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, data: Dataset, seconds: float) -> None:

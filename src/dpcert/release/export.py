@@ -21,6 +21,7 @@ from ..store.runs import RunDirectory
 from .certificates import json_object
 from .files import (
     CONFIG,
+    CURVE,
     LEDGER,
     MANIFEST,
     METRICS,
@@ -84,6 +85,8 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
         MODEL: files[MODEL],
         STATEMENT: f"{evidence.statement}\n".encode(),
     }
+    if CURVE in files:  # of released values and the test set
+        content[CURVE] = files[CURVE]
     for name in _row_files(evidence, metrics):
         content[name] = files[name]
         beside = PurePath(name).with_suffix(".json").name

@@ -17,7 +17,7 @@ from ..errors import RunError
 from ..store.durable import write_atomically
 
 CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", "model.safetensors"
-REPORT, STATEMENT, MANIFEST = "report.html", "statement.txt", "bundle.json"
+REPORT, STATEMENT, MANIFEST, CURVE = "report.html", "statement.txt", "bundle.json", "training.tsv"
 ROWS = re.compile(r"(certificates|robust)-[A-Za-z0-9.+-]{1,100}\.(tsv|json)")
 MOST_MEMBERS = 1000
 MOST_BYTES = {MODEL: 2 << 30, LEDGER: 64 << 20, CONFIG: 1 << 20}
@@ -46,7 +46,7 @@ def read_public_files(path: Path) -> PublicFiles:
 
 def is_known(name: str) -> bool:
     """Whether a file of this name has a place in a bundle."""
-    return name in (CONFIG, LEDGER, METRICS, MODEL, REPORT, STATEMENT, MANIFEST) or ROWS.fullmatch(name) is not None
+    return name in (CONFIG, LEDGER, METRICS, MODEL, REPORT, STATEMENT, MANIFEST, CURVE) or ROWS.fullmatch(name) is not None
 
 
 def is_of_validation(name: str) -> bool:

@@ -21,6 +21,7 @@ class RunDirectory:
         self.model = path / "model.safetensors"
         self.ledger = path / "ledger.jsonl"
         self.metrics = path / "metrics.json"
+        self.curve = path / "training.tsv"
         self.report = path / "report.html"
         self.private = path / "private"
         self.key = self.private / "key"

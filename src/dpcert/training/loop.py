@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in, one_of
 from ..data.dataset import Dataset
@@ -28,6 +28,8 @@ from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from ..store.durable import canonical_json, write_atomically
 from ..store.runs import RunDirectory
 from ..workers import worker_count
+from .curve import Point, watcher
+from .curve import file_of as curve_file
 from .state import (
     Origin,
     data_identity,
@@ -132,9 +134,7 @@ def fit(
     if directory is None:
         key = _new_key(settings)
         ledger = _open_ledger(None, key, plan, settings)
-        _steps(
-            _problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, None, None, progress
-        )
+        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, progress)
         return Run(model, ledger, state(ledger, installed_versions()), plan)
     directory.create()
     with directory.locked():
@@ -179,13 +179,15 @@ def _fit_in(
     ledger = _continue_ledger(directory.ledger, key, plan, settings, head)
     mechanism = Mechanism(plan, key, ledger)
     problem = _problem(model, data, method, settings, mechanism, optimizer, engines)
-    _steps(problem, first, directory, origin, progress)
+    points = [] if resumed is None else resumed.curve
+    _steps(problem, first, progress, _Keeper(directory, origin, watcher(model, data, plan), points))
     if not ledger.is_closed:
         ledger.close()
     statement = state(ledger, installed_versions())
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
     facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": "dpcert-1"}
+    write_atomically(directory.curve, curve_file(points, plan, statement))
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()
     return Run(model, ledger, statement, plan, directory.path)
@@ -221,7 +223,28 @@ def _reload(directory: RunDirectory, model: nn.Module, plan: Plan, settings: Set
     return Run(model, ledger, state(ledger, recorded_versions(header)), plan, directory.path)
 
 
-def _steps(problem: Problem, first: int, directory: RunDirectory | None, origin: Origin | None, progress: Progress) -> None:
+@dataclass(frozen=True)
+class _Keeper:
+    """What a run with a directory keeps: checkpoints, and the points of its curve."""
+
+    directory: RunDirectory
+    origin: Origin
+    watch: Callable[[int, Tensor], Point | None]
+    points: list[Point]
+
+    def look(self, done: int, gradient: Tensor) -> None:
+        """Note the point of this step, if it is due one."""
+        point = self.watch(done, gradient)
+        if point is not None:
+            self.points.append(point)
+
+    def save(self, problem: Problem, done: int) -> None:
+        """A checkpoint after `done` steps."""
+        head = problem.mechanism.ledger.head
+        save_checkpoint(self.directory, done, problem.model, problem.optimizer, head, self.origin, self.points)
+
+
+def _steps(problem: Problem, first: int, progress: Progress, keeper: _Keeper | None = None) -> None:
     mechanism, total = problem.mechanism, problem.mechanism.plan.steps
     spent = _SpentSoFar(mechanism.ledger)
     with _stop_requests() as asked_to_stop:
@@ -230,15 +253,17 @@ def _steps(problem: Problem, first: int, directory: RunDirectory | None, origin:
             mechanism.charge(step)
             done = step
             with contextlib.suppress(StopAskedError):  # the step is given up and will be the same when it is taken again
-                private_step(problem, step)
+                gradient = private_step(problem, step)
                 done = step + 1
+                if keeper is not None:
+                    keeper.look(done, gradient)
                 progress(done, total, epsilon=spent.text(step))
             stop = bool(asked_to_stop)
-            if origin is not None and directory is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
-                save_checkpoint(directory, done, problem.model, problem.optimizer, mechanism.ledger.head, origin)
+            if keeper is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
+                keeper.save(problem, done)
             if stop and done < total:
                 raise Interrupted(f"stopped after step {done} of {total}")
-    if directory is None:
+    if keeper is None:
         mechanism.ledger.close()
 
 

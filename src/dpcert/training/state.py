@@ -3,7 +3,8 @@
 import hashlib
 import hmac
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from ..privacy.ledger import Ledger
 from ..rng import KEY_BYTES, Purpose, stream_bytes
 from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
 from ..store.runs import RunDirectory
+from .curve import Point
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _STATE_TYPES = {
     **{"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str},
     "config_sha256": str | None,
+    "curve": list,
 }
 
 
@@ -40,6 +43,7 @@ class Resumed:
     step: int
     ledger_head: str
     origin: Origin
+    curve: list[Point]
 
 
 def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
@@ -52,7 +56,13 @@ def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
 
 
 def save_checkpoint(
-    directory: RunDirectory, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, head: str, origin: Origin
+    directory: RunDirectory,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    head: str,
+    origin: Origin,
+    curve: Sequence[Point] = (),
 ) -> None:
     """Write weights and optimiser state, then the small file that names them; only then drop the older ones."""
     tensors = {_MODEL + name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
@@ -64,6 +74,7 @@ def save_checkpoint(
     file = directory.private / f"checkpoint-{step}.safetensors"
     write_atomically(file, data, mode=0o600)
     state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, **asdict(origin)}
+    state["curve"] = [list(astuple(point)) for point in curve]
     state["check"] = sha256_hex(canonical_json(state).encode())
     write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600)
     for older in directory.private.glob("checkpoint-*.safetensors"):
@@ -90,7 +101,7 @@ def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
     origin = Origin(state["data_identity"], state["config_sha256"])
-    return Resumed(state["step"], state["ledger_head"], origin)
+    return Resumed(state["step"], state["ledger_head"], origin, state["curve"])
 
 
 def _fits(slots: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> bool:
@@ -111,6 +122,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
         intact = intact and state.keys() == _STATE_TYPES.keys()
         intact = intact and all(isinstance(state[name], kind) for name, kind in _STATE_TYPES.items())
+        state["curve"] = [_point(values) for values in state["curve"]]
         intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}); this run cannot be continued, start another with --out") from error
@@ -118,6 +130,13 @@ def _read_state(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} is damaged (its checksum is wrong); this run cannot be continued, start another with --out")
     assert isinstance(state, dict)
     return state
+
+
+def _point(values: list[Any]) -> Point:
+    step, norm, accuracy = values
+    if not (isinstance(step, int) and isinstance(norm, float) and isinstance(accuracy, float | None)):
+        raise ValueError("a point of the training curve is not three numbers")
+    return Point(step, norm, accuracy)
 
 
 def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:

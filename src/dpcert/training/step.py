@@ -38,16 +38,17 @@ class Problem:
     stop_asked: Callable[[], bool] = _never
 
 
-def private_step(problem: Problem, step: int) -> None:
+def private_step(problem: Problem, step: int) -> Tensor:
     """Sample, make views, take and clip per-example gradients, sum, add noise, divide by B, descend.
 
     A function of (weights, optimiser state, data, key, step). `physical_batch`, the number of rows (examples x views) in
-    memory at once, does not change the result (up to the order of float64 additions).
+    memory at once, does not change the result (up to the order of float64 additions). Returns the noised mean gradient.
     """
     batch = torch.from_numpy(problem.mechanism.sample(len(problem.images), step))
     clipped = clipped_sum(problem, batch, step, problem.physical_batch)
     gradient = problem.mechanism.release(clipped, step)
     _descend(problem, gradient)
+    return gradient
 
 
 def clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> ClippedSum:

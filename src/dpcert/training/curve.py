@@ -1,0 +1,77 @@
+"""The training curve: what may be shown of how a training went.
+
+Every number is a function of released values (weights, noised gradients) and of the test set; there is no training loss.
+Points wait in the checkpoint, so a resumed run has the same ones; `training.tsv` is written once, with the last step.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..certification.votes import evaluating
+from ..data.dataset import Dataset
+from ..privacy.accounting import GaussianSteps, compose
+from ..privacy.mechanism import Plan
+from ..privacy.statement import Statement
+from ..store.records import CurveRow, header, text_of
+
+_MOST_POINTS = 50
+_COARSER = 10.0  # buckets for the points before the last: still an upper bound, 7 times as fast
+
+
+@dataclass(frozen=True)
+class Point:
+    """After `step` steps: the norm of the last noised mean gradient, and how the model does on the test set."""
+
+    step: int
+    gradient_norm: float
+    test_accuracy: float | None
+
+
+def watcher(model: nn.Module, data: Dataset, plan: Plan) -> Callable[[int, Tensor], Point | None]:
+    """A function that makes the point of a step, if the step is due one: at the end of an epoch, and of the training.
+
+    With records held out for validation the test set is left alone.
+    """
+    every = max(1.0, plan.steps * plan.sampling_probability / _MOST_POINTS)  # epochs between two points
+
+    def watch(done: int, gradient: Tensor) -> Point | None:
+        if done < plan.steps and _epochs(done, plan) // every == _epochs(done - 1, plan) // every:
+            return None
+        tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)
+        return Point(done, float(gradient.norm()), tested)
+
+    return watch
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
+    """Share of inputs the model classifies rightly, without smoothing."""
+    device = next(model.parameters()).device
+    right = 0
+    with evaluating(model) as voter:
+        for start in range(0, len(x), rows):
+            predicted = voter(x[start : start + rows].to(device)).argmax(dim=1).cpu()
+            right += int((predicted == y[start : start + rows]).sum())
+    return right / len(x)
+
+
+def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:
+    """training.tsv: the points with the epsilon of the steps so far, which follows from the plan."""
+    lines = [header(CurveRow)]
+    for point in points:
+        spent = _spent(point.step, plan, statement)
+        lines.append(text_of(CurveRow(point.step, _epochs(point.step, plan), spent, point.gradient_norm, point.test_accuracy)))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _spent(step: int, plan: Plan, statement: Statement) -> float:
+    if not statement.private or step >= plan.steps:
+        return statement.epsilon if statement.private else math.inf
+    steps = GaussianSteps(plan.noise_multiplier, plan.sampling_probability, step)
+    return min(compose([steps], statement.delta, _COARSER), statement.epsilon)
+
+
+def _epochs(step: int, plan: Plan) -> float:
+    return step * plan.sampling_probability
