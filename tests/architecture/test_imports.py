@@ -57,6 +57,7 @@ JOINTS = {
     "data/dataset",
     "models/registry",
     "store/runs",
+    "store/growing",
     "store/records",
     "store/metrics",
 }
