@@ -341,7 +341,7 @@ def _sidecar_seeds(folder: Path) -> list[bytes]:
 
 
 def _read_sidecar(path: Path) -> object:
-    experiment._read_facts(path).get("n0")
+    experiment.read_facts(path).get("n0")
     key = experiment._recorded_key(path, FACTS, None)
     assert len(key) == 32
     return key

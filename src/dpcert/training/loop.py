@@ -29,6 +29,7 @@ from ..store.durable import canonical_json, write_atomically
 from ..store.runs import RunDirectory
 from ..workers import worker_count
 from .state import (
+    MODEL_FORMAT,
     Origin,
     data_identity,
     load_checkpoint,
@@ -185,7 +186,7 @@ def _fit_in(
     statement = state(ledger, installed_versions())
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
-    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": "dpcert-1"}
+    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": MODEL_FORMAT}
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()
     return Run(model, ledger, statement, plan, directory.path)

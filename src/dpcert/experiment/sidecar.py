@@ -1,0 +1,36 @@
+"""The small file beside rows that says how they were made; rows of another request are not mixed with them."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..store.durable import read_checked_json, write_checked_json
+
+
+def hold_to(rows: Path, facts: dict[str, Any]) -> None:
+    """Write `facts` beside `rows`, or raise unless they are there already, word for word."""
+    recorded = recorded_facts(rows)
+    if recorded is None:
+        write_checked_json(_beside(rows), facts)
+        return
+    differ = [f"{name}: {recorded.get(name)} -> {value}" for name, value in facts.items() if recorded.get(name) != value]
+    if differ:
+        raise RunError(f"{rows} was made with another request ({'; '.join(differ)}); give the same again or {_delete(rows)}")
+
+
+def recorded_facts(rows: Path) -> dict[str, Any] | None:
+    """What stands beside `rows`; None where neither is there yet."""
+    beside = _beside(rows)
+    if beside.exists():
+        return read_checked_json(beside, what="request", remedy=_delete(rows))
+    if rows.exists():
+        raise RunError(f"{rows} has no {beside.name} beside it, which says how it was made; {_delete(rows)}")
+    return None
+
+
+def _beside(rows: Path) -> Path:
+    return rows.with_suffix(".json")
+
+
+def _delete(rows: Path) -> str:
+    return f"delete {rows.name} and {_beside(rows).name} to begin anew"
