@@ -46,6 +46,7 @@ JOINTS = {
     "training/step",
     "training/state",
     "analysis/examples",
+    "attacks/measure",
     "certification/smooth",
     "certification/sweep",
     "certification/metrics",

@@ -8,12 +8,11 @@ from ..store.durable import read_checked_json, write_checked_json
 
 
 def hold_to(rows: Path, facts: dict[str, Any]) -> None:
-    """Write `facts` beside `rows`, or raise unless they are there already, word for word."""
-    recorded = recorded_facts(rows)
-    if recorded is None:
-        write_checked_json(_beside(rows), facts)
-        return
-    differ = [f"{name}: {recorded.get(name)} -> {value}" for name, value in facts.items() if recorded.get(name) != value]
+    """Write `facts` beside `rows`, or raise unless they say the same already; a fact of a new kind is added."""
+    recorded = recorded_facts(rows) or {}
+    differ = [f"{name}: {recorded[name]} -> {facts[name]}" for name in facts if recorded.get(name, facts[name]) != facts[name]]
+    if not differ and facts.keys() - recorded.keys():
+        write_checked_json(_beside(rows), {**recorded, **facts})
     if differ:
         raise RunError(f"{rows} was made with another request ({'; '.join(differ)}); give the same again or {_delete(rows)}")
 
