@@ -29,6 +29,7 @@ from .sidecar import hold_to
 FILE = "samples.tsv"
 METRICS = ("gradient_norm", "hessian_norm", "lipschitz")
 HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
+_RESIDUAL_DIGITS = 9  # what is smaller is rounding of the machine, other in every batch
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512
 
 
@@ -136,7 +137,7 @@ def _row(found: Metrics, place: int, index: int, label: int, certified: Certific
     if not np.isfinite(values).all():
         raise ModelError(f"the model's loss or features at test image {index} are not finite numbers; nothing can be measured")
     own, predict = certified.rows[index], int(found.predict[place])
-    figures = (gradient, hessian, residual, lipschitz)
+    figures = (gradient, hessian, round(residual, _RESIDUAL_DIGITS), lipschitz)
     return SampleRow(index, label, predict, *figures, certified.sigma, own.radius, own.correct)
 
 
