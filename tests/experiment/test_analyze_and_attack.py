@@ -169,9 +169,26 @@ def test_more_than_are_certified(run, capsys):
     )
 
 
-def test_an_unknown_layer_and_a_model_that_is_not_finite(run, capsys):
+def test_an_unknown_layer_and_a_loss_that_is_not_finite(run, capsys, monkeypatch):
     assert "choose one of: 0, 1" in refused(capsys, "analyze", run, "--layer", "conv1")
     assert not (run / "samples.tsv").exists()
+    monkeypatch.setattr("dpcert.analysis.examples.losses_of_labels", lambda logits, labels: logits.sum(dim=1) * torch.nan)
+    assert "at test image 0 are not finite" in refused(capsys, "analyze", run)
+    assert read_rows(SampleRow, run / "samples.tsv") == []
+
+
+def test_other_votes_at_the_same_sigma_do_not_take_the_place_of_the_first(run):
+    assert call("certify", run, "--n", 100, "--examples", 5) == 0
+    assert json.loads((run / "metrics.json").read_text())["certification"][0]["n"] == 100
+    assert call("analyze", run) == 0
+    assert len(read_rows(SampleRow, run / "samples.tsv")) == 20
+
+
+def test_a_request_that_made_nothing_binds_nobody(run):
+    assert call("analyze", run) == 0
+    (run / "samples.tsv").unlink()
+    assert call("analyze", run, "--seed", 7) == 0
+    assert read_checked_json(run / "samples.json", what="", remedy="")["seed"] == 7
 
 
 def test_the_papers_signs_on_mnist(tmp_path):
@@ -263,7 +280,9 @@ def test_wrong_requests_of_attack(run, capsys):
 
 
 def test_the_votes_of_smoothed_rows_are_held_to(run, capsys):
-    small = ["--strengths", "0.1", "--examples", 10]
+    small = ["--strengths", "0.1000000001", "--examples", 10]
+    assert call("attack", run, *small, "--smoothed", "--n", 50, "--sigma", 0.12345678) == 0  # rounded in the row
+    assert [row.sigma for row in read_rows(AttackRow, run / "attacks.tsv")] == [0.123457]
     assert call("attack", run, *small) == 0  # the base model casts no votes
     assert call("attack", run, *small, "--smoothed", "--n", 50) == 0
     assert "votes: 50 -> 60" in refused(capsys, "attack", run, *small, "--smoothed", "--n", 60)

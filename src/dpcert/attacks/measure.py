@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in
+from ..certification.smooth import Counter
 from ..certification.votes import device_of, voting
 from ..input_gradients import for_input_gradients
 from ..rng import Purpose, bulk_normal
@@ -130,7 +131,7 @@ def smoothed_right(
         for number, points in enumerate(found):
             first = number * smoothing.votes
 
-            def is_right(counter, place, points=points, first=first):  # type: ignore[no-untyped-def]
+            def is_right(counter: Counter, place: int, points: Tensor = points, first: int = first) -> bool:
                 index, label = images.indices[place], int(images.labels[place])
                 votes = counter.count(points[place], first, first + smoothing.votes, Purpose.PREDICT, index)
                 own, votes[label] = votes[label], -1

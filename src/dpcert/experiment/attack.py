@@ -60,14 +60,14 @@ class AttackRequest:
     @property
     def wanted(self) -> dict[Key, tuple[Attack, float]]:
         """The attacks by the keys of their rows."""
-        sigma = None if self.smoothing is None else self.smoothing.sigma
+        sigma = None if self.smoothing is None else _as_written(self.smoothing.sigma)
         each = [(how, _as_written(strength)) for how, strengths in self.attacks for strength in strengths]
         return {(how.name, self.target, sigma, strength): (how, strength) for how, strength in each}
 
 
-def _as_written(strength: float) -> float:
-    """The strength as its row will say it, so that a row is found again."""
-    return float(f"{strength:g}")
+def _as_written(value: float) -> float:
+    """A strength or sigma as its row will say it, so that the row is found again."""
+    return float(f"{value:g}")
 
 
 def request_of(

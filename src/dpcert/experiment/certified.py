@@ -1,5 +1,6 @@
 """The certificates of a run that other rows are joined with."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def certification_at(directory: RunDirectory, sigma: float, model_sha256: str, x
 
 
 def _is_special(entry: dict[str, Any]) -> bool:
-    """Certificates of a usual request come first; `min` keeps the first of equals."""
-    return bool(entry.get("skip_misclassified")) or entry.get("alpha_is") == "simultaneous"
+    """Whether other certificates at this sigma came first and have the plain name; `min` keeps the first of equals."""
+    return re.fullmatch(r"certificates-sigma[0-9.]+\.tsv", entry["file"]) is None
 
 
 def certification_of(path: Path, entry: dict[str, Any], model_sha256: str, x: Tensor, y: Tensor) -> Certification:

@@ -18,13 +18,13 @@ def hold_to(rows: Path, facts: dict[str, Any]) -> None:
 
 
 def recorded_facts(rows: Path) -> dict[str, Any] | None:
-    """What stands beside `rows`; None where neither is there yet."""
+    """What stands beside `rows`; None where there are no rows yet, so that nothing has to be held to."""
     beside = _beside(rows)
-    if beside.exists():
-        return read_checked_json(beside, what="request", remedy=_delete(rows))
-    if rows.exists():
+    if not rows.exists():
+        return None
+    if not beside.exists():
         raise RunError(f"{rows} has no {beside.name} beside it, which says how it was made; {_delete(rows)}")
-    return None
+    return read_checked_json(beside, what="request", remedy=_delete(rows))
 
 
 def _beside(rows: Path) -> Path:
