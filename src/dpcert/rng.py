@@ -37,6 +37,8 @@ class Purpose(IntEnum):
     DATA_IDENTITY = 8
     PREDICT = 9
     AUDIT = 10
+    ANALYSIS = 11
+    ATTACK = 12
 
 
 def secret_key() -> bytes:

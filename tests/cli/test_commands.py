@@ -175,6 +175,8 @@ def test_odd_but_allowed_is_one_warning(tmp_path, capsys):
         ["train"],
         ["certify"],
         ["predict"],
+        ["attack"],
+        ["analyze"],
         ["report"],
         ["account"],
         ["audit"],

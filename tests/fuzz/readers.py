@@ -28,7 +28,7 @@ from dpcert.report.tables import Certified, RunFacts, summary
 from dpcert.store import durable
 from dpcert.store.durable import canonical_json, sha256_hex
 from dpcert.store.metrics import read_metrics
-from dpcert.store.records import CertificateRow, RobustRow, header, read_rows, text_of
+from dpcert.store.records import AttackRow, CertificateRow, RobustRow, SampleRow, header, read_rows, text_of
 from dpcert.store.runs import RunDirectory
 from dpcert.training.curve import Point
 from dpcert.training.state import Origin, load_checkpoint, model_bytes, read_model, save_checkpoint
@@ -305,11 +305,13 @@ def _checkpoint_seeds(folder: Path) -> list[bytes]:
 
 ROWS = [CertificateRow(i, i % 3, (i + 1) % 3 - 1, 0.1 * i, i % 2, 0.01, 90 + i, 100, 0.8) for i in range(4)]
 DECISIONS = [RobustRow(i, i % 3, i % 3, i % 3 - 1, 1, 0.01, 500) for i in range(4)]
+SAMPLES = [SampleRow(i, i % 3, i % 3, 1e-7 * i, 0.2, 1e-4, 40.0, 0.5, 0.1 * i, 1) for i in range(4)]
+ATTACKS = [AttackRow("fgsm", "base", None, 0.1 * i, 1, 1, 500, 0.5, 0.4, 0.6) for i in range(4)]
+KINDS = {CertificateRow: ROWS, RobustRow: DECISIONS, SampleRow: SAMPLES, AttackRow: ATTACKS}
 
 
 def _row_seeds(folder: Path) -> list[bytes]:
-    kinds = ((CertificateRow, ROWS), (RobustRow, DECISIONS))
-    return [("\n".join([header(kind), *map(text_of, rows)]) + "\n").encode() for kind, rows in kinds]
+    return [("\n".join([header(kind), *map(text_of, rows)]) + "\n").encode() for kind, rows in KINDS.items()]
 
 
 def _rechecked_rows(random: Random, seeds: list[bytes]) -> bytes:
@@ -327,7 +329,8 @@ def _rechecked_rows(random: Random, seeds: list[bytes]) -> bytes:
 
 
 def _read_table(path: Path) -> object:
-    kind = RobustRow if b"robust" in path.read_bytes()[:60] else CertificateRow
+    columns = path.read_bytes().partition(b"\n")[0]
+    kind = next((kind for kind in KINDS if header(kind).encode() == columns), CertificateRow)
     rows = read_rows(kind, path, allow_torn_end=path.stat().st_size % 2 == 0)
     return [text_of(row) for row in rows]
 
@@ -345,7 +348,7 @@ def _sidecar_seeds(folder: Path) -> list[bytes]:
 
 
 def _read_sidecar(path: Path) -> object:
-    experiment._read_facts(path).get("n0")
+    experiment.read_facts(path).get("n0")
     key = experiment._recorded_key(path, FACTS, None)
     assert len(key) == 32
     return key

@@ -1,8 +1,7 @@
 """Certificates for a whole test set: row by row to disk, resumable at any example."""
 
-import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from .._validate import finite_in, integer_in
 from ..errors import DataError, RunError
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
-from ..store.durable import Appender, write_atomically
-from ..store.records import AnyExampleRow, CertificateRow, RobustRow, header, read_rows, row_of, text_of
+from ..store.growing import grow
+from ..store.records import CertificateRow, RobustRow
 from ..workers import share
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy
@@ -24,7 +23,6 @@ from .smooth import Counter
 from .votes import FreshVotes, evaluating, voting
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
-_SECONDS_BETWEEN_SYNCS = 2.0
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ def certify_to_file(
         return row.radius if row.correct else 0.0
 
     with _counters(model, x, request, key, batch) as counters:
-        return _rows_to_file(CertificateRow, path, indices, counters, row, ("acr", earned), progress)
+        return grow(CertificateRow, path, indices, lambda todo: share(counters, row, todo), progress, mean_of=("acr", earned))
 
 
 def decide_to_file(
@@ -250,50 +248,7 @@ def decide_to_file(
         return float(row.votes)
 
     with _counters(model, x, request, key, batch) as counters:
-        return _rows_to_file(RobustRow, path, indices, counters, row, ("votes each", votes), progress)
-
-
-def _rows_to_file(
-    kind: type[AnyExampleRow],
-    path: Path,
-    indices: Sequence[int],
-    counters: list[Counter],
-    work: Callable[[Counter, int], AnyExampleRow],
-    mean_of: tuple[str, Callable[[AnyExampleRow], float]],
-    progress: Progress,
-) -> list[AnyExampleRow]:
-    """Do the examples that `path` does not hold yet, appending a row each; `mean_of` names a figure worth watching."""
-    done = {row.idx: row for row in read_rows(kind, path, allow_torn_end=True)} if path.exists() else {}
-    _write_sorted(kind, path, done)  # drops a half-written last line
-    todo = [index for index in indices if index not in done]
-    if todo:
-        name, value = mean_of
-        total = sum(value(row) for row in done.values())
-        before = len(indices) - len(todo)
-        with contextlib.closing(_appended(kind, path, share(counters, work, todo))) as rows:
-            for position, row in enumerate(rows, start=1):
-                done[row.idx] = row
-                total += value(row)
-                progress(before + position, len(indices), **{name: f"{total / len(done):.4g}"})
-        _write_sorted(kind, path, done)
-    return [done[index] for index in indices]
-
-
-def _appended(kind: type[AnyExampleRow], path: Path, rows: Iterator[AnyExampleRow]) -> Generator[AnyExampleRow]:
-    """Append rows as they come; yields them as they are on disk (rounded), so that what is reported is what was written."""
-    with Appender(path, _SECONDS_BETWEEN_SYNCS) as file:
-        for row in rows:
-            text = text_of(row)
-            file.add(text)
-            yield row_of(kind, text)
-
-
-def _write_sorted(kind: type[AnyExampleRow], path: Path, rows: dict[int, AnyExampleRow]) -> None:
-    """Make `path` hold `rows` by example, whatever the order of the work was; a file that does already is left alone."""
-    lines = [header(kind), *(text_of(rows[index]) for index in sorted(rows))]
-    data = ("\n".join(lines) + "\n").encode()
-    if not path.exists() or path.read_bytes() != data:
-        write_atomically(path, data)
+        return grow(RobustRow, path, indices, lambda todo: share(counters, row, todo), progress, mean_of=("votes each", votes))
 
 
 def check_radius(radius: float, sigma: float) -> None:

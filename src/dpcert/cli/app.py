@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import typer
 
 from ..errors import DpcertError, DpcertWarning
-from . import account, audit, certify, data, export, methods, predict, presets, report, run, train, verify
+from . import account, analyze, attack, audit, certify, data, export, methods, predict, presets, report, run, train, verify
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -29,6 +29,8 @@ app.command("run", rich_help_panel=DO)(run.run)
 app.command("train", rich_help_panel=DO)(train.train)
 app.command("certify", rich_help_panel=DO)(certify.certify)
 app.command("predict", rich_help_panel=LOOK)(predict.predict)
+app.command("attack", rich_help_panel=LOOK)(attack.attack)
+app.command("analyze", rich_help_panel=LOOK)(analyze.analyze)
 app.command("report", rich_help_panel=LOOK)(report.report)
 app.command("account", rich_help_panel=LOOK)(account.account)
 app.command("audit", rich_help_panel=LOOK)(audit.audit)

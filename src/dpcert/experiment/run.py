@@ -292,12 +292,12 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     stem += ("-fresh" if how.fresh_noise else "") + ("-skipped" if how.skip_misclassified else "")
     stem += "" if how.together is None else f"-simultaneous{how.together}"
     facts: dict[str, Any] = {**how.facts, "split": request.split, "dtype": "float32"}
-    facts |= {"model_sha256": run.model_sha256, "images_sha256": _images_sha256(task)}
+    facts |= {"model_sha256": run.model_sha256, "images_sha256": images_sha256(task.x, task.y)}
     facts |= {} if radius is None else {"radius": radius}
     plain = run.directory.path / f"{stem}.json"
     other = f"{stem}{'' if how.n0 == 100 else f'-n0{how.n0}'}-n{how.n}-alpha{how.alpha:g}"
     votes = ("n0", "n", "alpha")
-    taken = plain.exists() and any(_read_facts(plain).get(name) != facts[name] for name in votes)
+    taken = plain.exists() and any(read_facts(plain).get(name) != facts[name] for name in votes)
     sidecar = run.directory.path / f"{other}.json" if taken else plain
     if sidecar.exists():
         return sidecar.with_suffix(".tsv"), _recorded_key(sidecar, facts, request.seed)
@@ -309,17 +309,18 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     return sidecar.with_suffix(".tsv"), key
 
 
-def _images_sha256(task: _Task) -> str:
-    """Which images the rows are about."""
-    return sha256_hex(task.x.numpy().tobytes() + task.y.numpy().tobytes())
+def images_sha256(x: Tensor, y: Tensor) -> str:
+    """Which images rows are about."""
+    return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())
 
 
-def _read_facts(sidecar: Path) -> dict[str, Any]:
+def read_facts(sidecar: Path) -> dict[str, Any]:
+    """What stands beside a file of certificates: how they were made."""
     return read_checked_json(sidecar, what="certificate facts", remedy="delete it and its .tsv to certify again")
 
 
 def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> bytes:
-    recorded = _read_facts(sidecar)
+    recorded = read_facts(sidecar)
     for name, value in facts.items():
         if recorded.get(name) != value:
             raise RunError(

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._validate import shown
 from ..errors import LedgerError
 from ..store.durable import canonical_json, write_atomically
 from .accounting import GaussianSteps
@@ -173,6 +174,9 @@ class Ledger:
     def _check_order(self, event: Event, where: str) -> None:
         kind = event.get("event")
         first = not self._events
+        if first and kind == "open" and isinstance(event.get("format"), int) and event["format"] > FORMAT:
+            found = shown(event["format"])
+            raise LedgerError(f"{where} has format {found}, this version reads {FORMAT}: made by a newer version; upgrade")
         try:
             if first:
                 in_order = kind == "open" and event["format"] == FORMAT

@@ -31,6 +31,7 @@ from ..workers import worker_count
 from .curve import Point, watcher
 from .curve import file_of as curve_file
 from .state import (
+    MODEL_FORMAT,
     Origin,
     data_identity,
     load_checkpoint,
@@ -186,7 +187,7 @@ def _fit_in(
     statement = state(ledger, installed_versions())
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
-    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": "dpcert-1"}
+    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": MODEL_FORMAT}
     write_atomically(directory.curve, curve_file(points, plan, statement))
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()

@@ -61,17 +61,22 @@ class SmoothAdv:
         target = for_input_gradients(model)
         eta, moved = self.sigma * noise, x
         for _ in range(self.steps):
-            moved = vmap(self._move)(x, moved, _uphill(target, moved, labels, eta), eta[:, 0])
+            moved = vmap(self._move)(x, moved, uphill(target, moved, labels, eta), eta[:, 0])
         noisy = moved.unsqueeze(1) + eta
         return torch.cat([x.unsqueeze(1), noisy], dim=1) if self.keep_original else noisy
 
-    def _move(self, x: Tensor, moved: Tensor, uphill: Tensor, instead: Tensor) -> Tensor:
-        """One step of one example: along `uphill` (`instead` where that is 0), into [0, 1] and into the ball around x."""
+    def _move(self, x: Tensor, moved: Tensor, gradient: Tensor, instead: Tensor) -> Tensor:
+        """One step of one example along its gradient (`instead` where that is 0)."""
         radius = self.radius * self.strength
-        uphill = torch.where((uphill == 0).all(), instead, uphill)
-        moved = torch.clamp(moved + 2 * radius / self.steps * uphill / _length(uphill), 0.0, 1.0)
-        offset = moved - x
-        return x + offset * torch.clamp(radius / _length(offset), max=1.0)
+        along = torch.where((gradient == 0).all(), instead, gradient)
+        return step_in_l2_ball(x, moved, along, radius, 2 * radius / self.steps)
+
+
+def step_in_l2_ball(x: Tensor, moved: Tensor, along: Tensor, radius: float, step: float) -> Tensor:
+    """One example moves by `step` along a direction of any length, then into [0, 1] and into the L2 ball around x."""
+    moved = torch.clamp(moved + step * along / _length(along), 0.0, 1.0)
+    offset = moved - x
+    return x + offset * torch.clamp(radius / _length(offset), max=1.0)
 
 
 def loss_of_one(logits: Tensor, label: Tensor) -> Tensor:
@@ -81,7 +86,7 @@ def loss_of_one(logits: Tensor, label: Tensor) -> Tensor:
     return -torch.logsumexp(torch.where(is_label, log_f, 0.0).sum(dim=1), dim=0)
 
 
-def _uphill(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
+def uphill(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
     """The gradient of each example's own loss for its own input. The model treats every row alone, so their sum will do."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()

@@ -1,0 +1,54 @@
+"""Features inside a model: what feeds its last linear layer, or what a named layer gives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError
+
+
+def feature_layer(model: nn.Module, example: Tensor, name: str | None = None) -> str:
+    """How the features are called: ``input of <the last linear layer that is run>``, or the layer's own name."""
+    layers = {known: layer for known, layer in model.named_modules() if known}
+    if name is not None:
+        if name not in layers:
+            raise ModelError(f"--layer {name!r} is not a layer of this model; choose one of: {', '.join(layers)}")
+        return name
+    ran: list[str] = []
+    handles = [
+        layer.register_forward_hook(lambda *_, known=known: ran.append(known))
+        for known, layer in layers.items()
+        if isinstance(layer, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            model(example.unsqueeze(0))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not ran:
+        raise ModelError(f"the model has no nn.Linear layer to look before; name a layer with --layer: {', '.join(layers)}")
+    return f"input of {ran[-1]}"
+
+
+def features_of(model: nn.Module, layer: str) -> Callable[[Tensor], Tensor]:
+    """The features `feature_layer` named, as a function of the input. `model` keeps the hook: give it a copy of its own."""
+    seen: list[Any] = []
+    if layer.startswith("input of "):
+        watched = model.get_submodule(layer.removeprefix("input of "))
+        watched.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    else:
+        model.get_submodule(layer).register_forward_hook(lambda _, inputs, output: seen.append(output))
+
+    def features(x: Tensor) -> Tensor:
+        seen.clear()
+        model(x)
+        if not seen or not isinstance(seen[-1], Tensor) or seen[-1].shape[:1] != x.shape[:1]:
+            raise ModelError(f"layer {layer!r} gives no features of each input; name another with --layer")
+        found: Tensor = seen[-1]
+        seen.clear()  # keeps no graph alive
+        return found
+
+    return features

@@ -1,0 +1,200 @@
+"""Which images a classifier, or its smoothed version, still gets right under attack."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .._validate import finite_in, integer_in
+from ..certification.smooth import Counter
+from ..certification.votes import device_of, voting
+from ..input_gradients import for_input_gradients
+from ..rng import Purpose, bulk_normal
+from ..views.smoothadv import uphill
+from ..workers import share, worker_count
+from .kinds import LINF, Attack
+from .norms import L2, Ball, Linf
+
+_ROWS_ON_CPU, _ROWS_ELSEWHERE = 128, 2048  # through the model at once
+_NOISE_PARTS = 1 << 20  # of an example's stream; the parts below are its random starts
+Tell = Callable[[int], None]  # told how many ascents are done
+
+
+def _nobody(ascents: int) -> None:
+    """Does not listen."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Test images with their labels and indices."""
+
+    x: Tensor
+    labels: Tensor
+    indices: Sequence[int]
+
+    def parts(self, rows: int) -> list["Images"]:
+        """The same in batches."""
+        return [self[first : first + rows] for first in range(0, len(self.x), rows)]
+
+    def __getitem__(self, place: slice) -> "Images":
+        return Images(self.x[place], self.labels[place], self.indices[place])
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """The smoothed classifier under attack: `draws` noises a step for the gradient, `votes` fresh ones for the verdict."""
+
+    sigma: float
+    draws: int = 16
+    votes: int = 1000
+
+    def __post_init__(self) -> None:
+        finite_in("sigma", self.sigma, 0.0, 100.0, open_low=True, remedy="the paper uses 0.25, 0.5 and 1.0")
+        integer_in("draws", self.draws, 1, 100_000)
+        integer_in("--n", self.votes, 1, 10**7)
+
+
+def perturbed(model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int = 0) -> Tensor:
+    """The images at the end of one start of an attack on the base model."""
+    return _ascent(_prepared(model), images, how, strength, key, start, None)
+
+
+def base_right(
+    model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, batch: int | None = None, tell: Tell = _nobody
+) -> Tensor:
+    """Whether the base model is right on each image whatever the attack tried; ``[b]``.
+
+    PGD tries the image itself and every point it comes by. FGSM tries its one point, as the paper does.
+    """
+    copies, rows = _copies(model), batch or _rows(model)
+
+    def work(target: nn.Module, part: Images) -> Tensor:
+        right = torch.ones(len(part.x), dtype=torch.bool) if how.is_single else _is_right(target, part.x, part.labels)
+        for start in range(how.starts):
+            here = right.nonzero()[:, 0]
+            left = Images(part.x[here], part.labels[here], [part.indices[place] for place in here.tolist()])
+            right[here] = _survives(target, left, how, strength, key, start)
+        tell(len(part.x) * how.starts)
+        return right
+
+    return torch.cat(list(share(copies, work, images.parts(rows))))
+
+
+def _survives(target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int) -> Tensor:
+    """Whether the class stays right along one ascent; an image that lost is not moved on."""
+    right = torch.ones(len(images.x), dtype=torch.bool)
+    if len(right) == 0:
+        return right
+    ball, device = _ball(how), device_of(target)
+    x, labels = images.x.to(device), images.labels.to(device)
+    moved, here = _begin(ball, x, images.indices, how, strength, key, start), torch.arange(len(x), device=device)
+    for _ in range(how.steps):
+        moved = ball.step(x, moved, uphill(target, moved, labels, _no_noise(moved)), strength, how.step(strength))
+        stays = _is_right(target, moved, labels).to(device)
+        right[here[~stays].cpu()] = False
+        x, labels, moved, here = x[stays], labels[stays], moved[stays], here[stays]
+        if len(here) == 0:
+            break
+    return right
+
+
+def smoothed_right(
+    model: nn.Module,
+    images: Images,
+    how: Attack,
+    strength: float,
+    key: bytes,
+    smoothing: Smoothing,
+    batch: int | None = None,
+    tell: Tell = _nobody,
+) -> Tensor:
+    """Whether the smoothed classifier is right on each image whatever the attack tried; ``[b]``.
+
+    The ascent is on -log( mean_j F(x' + eta_j)_y ) with noises drawn anew each step (expectation over transformation,
+    SmoothAdv's loss). The verdict is a majority of `votes` votes with noise that no ascent has seen: right if the label
+    has more votes than any other class. It has no alpha: an image whose two classes are about even may fall either way.
+    """
+    found = [] if how.is_single else [images.x]
+    parts = images.parts(batch or max(1, _rows(model) // smoothing.draws))
+    for start in range(how.starts):
+
+        def work(target: nn.Module, part: Images, start: int = start) -> Tensor:
+            moved = _ascent(target, part, how, strength, key, start, smoothing)
+            tell(len(part.x))
+            return moved
+
+        found.append(torch.cat(list(share(_copies(model), work, parts))))
+    right = torch.ones(len(images.x), dtype=torch.bool)
+    needed = {Purpose.PREDICT: smoothing.votes * len(found)}
+    with voting(model, images.x, sigma=smoothing.sigma, key=key, votes=needed) as counters:
+        for number, points in enumerate(found):
+            first = number * smoothing.votes
+
+            def is_right(counter: Counter, place: int, points: Tensor = points, first: int = first) -> bool:
+                index, label = images.indices[place], int(images.labels[place])
+                votes = counter.count(points[place], first, first + smoothing.votes, Purpose.PREDICT, index)
+                own, votes[label] = votes[label], -1
+                return bool(own > votes.max())
+
+            standing = right.nonzero()[:, 0].tolist()
+            for place, stays in zip(standing, share(counters, is_right, standing), strict=True):
+                right[place] = stays
+    return right
+
+
+def _ascent(
+    target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int, smoothing: Smoothing | None
+) -> Tensor:
+    """Where one ascent ends."""
+    ball, device = _ball(how), device_of(target)
+    x, labels = images.x.to(device), images.labels.to(device)
+    moved = _begin(ball, x, images.indices, how, strength, key, start)
+    for number in range(how.steps):
+        part = _NOISE_PARTS + start * how.steps + number
+        noise = _no_noise(moved) if smoothing is None else _noises(smoothing, x, images.indices, key, part)
+        moved = ball.step(x, moved, uphill(target, moved, labels, noise), strength, how.step(strength))
+    return moved.cpu()
+
+
+def _begin(ball: Ball, x: Tensor, indices: Sequence[int], how: Attack, strength: float, key: bytes, start: int) -> Tensor:
+    if how.is_single:
+        return x
+    return torch.stack([ball.random(key, image, index, start, strength) for image, index in zip(x, indices, strict=True)])
+
+
+def _no_noise(x: Tensor) -> Tensor:
+    """One view without noise: the smoothed loss of it is the base model's cross-entropy."""
+    return torch.zeros_like(x).unsqueeze(1)
+
+
+def _noises(smoothing: Smoothing, x: Tensor, indices: Sequence[int], key: bytes, part: int) -> Tensor:
+    """``[b, draws, ...]``, each example's own."""
+    shape = (smoothing.draws, *x.shape[1:])
+    drawn = [bulk_normal(key, Purpose.ATTACK, shape, x.device, index, part) for index in indices]
+    return torch.stack(drawn).mul_(smoothing.sigma)
+
+
+def _is_right(target: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """Whether the class is the label; a NaN is wrong."""
+    with torch.no_grad():
+        logits: Tensor = target(x.to(device_of(target)))
+    right = (logits.argmax(dim=1) == labels.to(logits.device)) & ~logits.isnan().any(dim=1)
+    return right.cpu()
+
+
+def _ball(how: Attack) -> Ball:
+    return Linf() if how.norm == LINF else L2()
+
+
+def _prepared(model: nn.Module) -> nn.Module:
+    return for_input_gradients(model).eval()
+
+
+def _copies(model: nn.Module) -> list[nn.Module]:
+    """A model for each worker."""
+    return [_prepared(model) for _ in range(worker_count(device_of(model)))]
+
+
+def _rows(model: nn.Module) -> int:
+    return _ROWS_ON_CPU if device_of(model).type == "cpu" else _ROWS_ELSEWHERE

@@ -1,0 +1,175 @@
+"""From a certified run to samples.tsv: the per-sample metrics beside each certificate. Joins the parts and holds no maths."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from .._validate import integer_in
+from ..analysis.correlate import certified_radius_of_label, correlation, split_at
+from ..analysis.examples import Analyst, Metrics
+from ..analysis.input_hessian import Lanczos
+from ..analysis.lipschitz import BallSearch
+from ..certification.metrics import even_subset
+from ..certification.sweep import require_subset
+from ..certification.votes import device_of
+from ..errors import ModelError, RunError
+from ..progress import Progress, silent
+from ..rng import key_from_seed
+from ..store.growing import grow, rows_so_far
+from ..store.records import SampleRow
+from ..store.runs import RunDirectory
+from ..workers import share, worker_count
+from .certified import Certification, main_certification
+from .run import Finished, images_sha256, load_data, load_run, read_config
+from .sidecar import hold_to
+
+FILE = "samples.tsv"
+METRICS = ("gradient_norm", "hessian_norm", "lipschitz")
+HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
+_RESIDUAL_DIGITS = 9  # what is smaller is rounding of the machine, other in every batch
+_ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512
+
+
+@dataclass(frozen=True)
+class AnalyzeRequest:
+    """What to measure; `examples` None or "all" means every certified image."""
+
+    examples: int | str | None = None
+    seed: int = 0
+    layer: str | None = None
+    batch: int | None = None
+    lanczos: Lanczos = field(default_factory=Lanczos)
+    search: BallSearch = field(default_factory=BallSearch)
+
+    def chosen(self, certified: Sequence[int], size: int, path: Path) -> list[int]:
+        """Evenly spaced ones among the certified images of a test set of `size`."""
+        if self.examples is None or isinstance(self.examples, str):
+            return list(certified)
+        require_subset(size, self.examples)
+        if not 1 <= self.examples <= len(certified):
+            more = f"dpcert certify {path} --examples {self.examples}"
+            raise RunError(f"--examples is {self.examples}, {len(certified)} images are certified; certify more with: {more}")
+        return [certified[place] for place in even_subset(len(certified), self.examples)]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The rows of a request, as they are on disk, and the layer the features were taken from."""
+
+    file: Path
+    rows: list[SampleRow]
+    layer: str
+
+
+def analyze(
+    path: Path, request: AnalyzeRequest, device: str = "cpu", progress: Progress = silent, data_progress: Progress = silent
+) -> Analysis:
+    """The three metrics of the certified test images, a row each in samples.tsv; images already there are not done again."""
+    directory = RunDirectory(path)
+    directory.require(directory.config, directory.ledger, directory.model)
+    data = load_data(read_config(path), data_progress)
+    run = load_run(path, data.input_shape, data.classes or 0, device)
+    certified = main_certification(directory, run.model_sha256, data.x_test, data.y_test)
+    indices = request.chosen(sorted(certified.rows), len(data.x_test), path)
+    analysts = _analysts(run, request, data.x_test[0])
+    with directory.locked():
+        file = path / FILE
+        hold_to(file, _facts(run, request, certified, analysts[0].layer, images_sha256(data.x_test, data.y_test)))
+        _refuse_other_certificates(file, certified)
+        rows = grow(
+            SampleRow,
+            file,
+            indices,
+            lambda todo: _measured(analysts, data.x_test, data.y_test, todo, certified, request.batch),
+            progress,
+        )
+    return Analysis(file, rows, analysts[0].layer)
+
+
+def _analysts(run: Finished, request: AnalyzeRequest, example: Tensor) -> list[Analyst]:
+    key = key_from_seed(request.seed, "analyze")
+    workers = worker_count(device_of(run.model))
+    return [Analyst(run.model, example, key, request.layer, request.lanczos, request.search) for _ in range(workers)]
+
+
+def _facts(run: Finished, request: AnalyzeRequest, certified: Certification, layer: str, images: str) -> dict[str, object]:
+    return {
+        "layer": layer,
+        "seed": request.seed,
+        "hessian": asdict(request.lanczos),
+        "lipschitz": asdict(request.search),
+        "certificates": certified.file,
+        "certificates_sha256": certified.request_sha256,
+        "model_sha256": run.model_sha256,
+        "images_sha256": images,
+    }
+
+
+def _refuse_other_certificates(file: Path, certified: Certification) -> None:
+    """A certificate that was made again with the same request is the same; this looks at the rows themselves."""
+    for row in rows_so_far(SampleRow, file).values():
+        certificate = certified.rows.get(row.idx)
+        if certificate is not None and (row.radius, row.correct) != (certificate.radius, certificate.correct):
+            raise RunError(f"{file} holds image {row.idx} with another radius than {certified.file}; delete it to begin anew")
+
+
+def _measured(
+    analysts: list[Analyst], x: Tensor, y: Tensor, indices: list[int], certified: Certification, batch: int | None
+) -> Iterator[SampleRow]:
+    size = batch or (_ROWS_ON_CPU if analysts[0].device.type == "cpu" else _ROWS_ELSEWHERE)
+    integer_in("--batch", size, 1)
+    parts = [indices[first : first + size] for first in range(0, len(indices), size)]
+
+    def work(analyst: Analyst, part: list[int]) -> tuple[list[int], Metrics]:
+        return part, analyst(x[part], y[part], part)
+
+    for part, found in share(analysts, work, parts):
+        for place, index in enumerate(part):
+            yield _row(found, place, index, int(y[index]), certified)
+
+
+def _row(found: Metrics, place: int, index: int, label: int, certified: Certification) -> SampleRow:
+    columns = (found.gradient_norm, found.hessian_norm, found.hessian_residual, found.lipschitz)
+    gradient, hessian, residual, lipschitz = values = [float(column[place]) for column in columns]
+    if not np.isfinite(values).all():
+        raise ModelError(f"the model's loss or features at test image {index} are not finite numbers; nothing can be measured")
+    own, predict = certified.rows[index], int(found.predict[place])
+    figures = (gradient, hessian, round(residual, _RESIDUAL_DIGITS), lipschitz)
+    return SampleRow(index, label, predict, *figures, certified.sigma, own.radius, own.correct)
+
+
+def summary(rows: Sequence[SampleRow]) -> list[tuple[str, ...]]:
+    """A line for each metric: quartiles and correlation of its logarithm with the certified radius of the true label."""
+    radius = _radii(rows)
+    table = []
+    for name in METRICS:
+        values = np.array([getattr(row, name) for row in rows])
+        found = correlation(values, radius)
+        quartiles = (f"{value:.4g}" for value in np.percentile(values, (25, 50, 75)))
+        table.append((name, *quartiles, _signed(found.rank), _signed(found.pearson)))
+    return table
+
+
+def splits(rows: Sequence[SampleRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and lines: the mean of each metric where the radius is below each of the paper's thresholds, and where not."""
+    radius, table = _radii(rows), []
+    for name in METRICS:
+        parts = split_at(np.array([getattr(row, name) for row in rows]), radius)
+        table.append((name, *(_means(part.below, part.above) for part in parts)))
+    headings = (f"below | above {p.threshold:g} ({p.below_count} | {p.above_count} images)" for p in split_at(radius, radius))
+    return ("mean of", *headings), table
+
+
+def _radii(rows: Sequence[SampleRow]) -> np.ndarray:
+    return certified_radius_of_label(np.array([row.radius for row in rows]), np.array([row.correct for row in rows]))
+
+
+def _signed(value: float | None) -> str:
+    return "none" if value is None else f"{value:+.3f}"
+
+
+def _means(below: float | None, above: float | None) -> str:
+    return " | ".join("none" if mean is None else f"{mean:.4g}" for mean in (below, above))

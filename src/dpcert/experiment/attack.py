@@ -1,0 +1,221 @@
+"""From a finished run to attacks.tsv: accuracy under attack, beside what is certified. Joins the parts and holds no maths."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._validate import integer_in
+from ..attacks.kinds import STRENGTHS, Attack, attack, check_strength
+from ..attacks.measure import Images, Smoothing, base_right, smoothed_right
+from ..certification.bounds import confidence_interval
+from ..certification.metrics import certified_accuracy, even_subset
+from ..certification.sweep import require_subset
+from ..errors import ConfigError, RunError
+from ..progress import Progress, silent
+from ..rng import key_from_seed
+from ..store.growing import grow, rows_so_far
+from ..store.records import AttackRow
+from ..store.runs import RunDirectory
+from .certified import Certification, certification_at
+from .run import DEFAULT_EXAMPLES, Finished, images_sha256, load_data, load_run, read_config
+from .sidecar import hold_to
+
+FILE = "attacks.tsv"
+BASE, SMOOTHED = "base", "smoothed"
+HEADINGS = ("attack", "on", "strength", "accuracy", "95 % interval", "certified at this radius", "steps x starts", "images")
+Key = tuple[str, str, float | None, float]
+
+
+@dataclass(frozen=True)
+class AttackRequest:
+    """Which attacks, how strong, on what; `smoothing` None means the base model, `examples` None 500 or all if fewer."""
+
+    attacks: tuple[tuple[Attack, tuple[float, ...]], ...]
+    smoothing: Smoothing | None = None
+    examples: int | str | None = None
+    seed: int = 0
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        for _, strengths in self.attacks:
+            for strength in strengths:
+                check_strength(strength)
+        if self.batch is not None:
+            integer_in("--batch", self.batch, 1)
+
+    @property
+    def target(self) -> str:
+        """What is attacked."""
+        return BASE if self.smoothing is None else SMOOTHED
+
+    def count(self, size: int) -> int:
+        """How many of the test images."""
+        if self.examples is None:
+            return min(DEFAULT_EXAMPLES, size)
+        return size if isinstance(self.examples, str) else self.examples
+
+    @property
+    def wanted(self) -> dict[Key, tuple[Attack, float]]:
+        """The attacks by the keys of their rows."""
+        sigma = None if self.smoothing is None else _as_written(self.smoothing.sigma)
+        each = [(how, _as_written(strength)) for how, strengths in self.attacks for strength in strengths]
+        return {(how.name, self.target, sigma, strength): (how, strength) for how, strength in each}
+
+
+def _as_written(value: float) -> float:
+    """A strength or sigma as its row will say it, so that the row is found again."""
+    return float(f"{value:g}")
+
+
+def request_of(
+    path: Path,
+    names: tuple[str, ...],
+    strengths: str | None,
+    steps: int | None,
+    starts: int | None,
+    smoothed: bool,
+    sigma: float | None,
+    votes: int,
+    examples: int | str | None,
+    seed: int,
+) -> AttackRequest:
+    """What the options of the command ask for."""
+    if not smoothed and sigma is not None:
+        raise ConfigError(f"--sigma is {sigma:g}, the base model has no smoothing noise; add --smoothed")
+    given = None if strengths is None else _numbers(strengths)
+    kinds = [attack(name, steps, starts) for name in dict.fromkeys(names)]
+    chosen = tuple((how, STRENGTHS[how.name] if given is None else given) for how in kinds)
+    smoothing = None
+    if smoothed:
+        smoothing = Smoothing(read_config(path).certification_sigma if sigma is None else sigma, votes=votes)
+    return AttackRequest(chosen, smoothing, examples, seed)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--strengths is {text!r}, must be numbers with commas between, as in 0.1,0.5") from error
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """The rows of a request as they are on disk, and the certified accuracy of the same images at each row's strength."""
+
+    file: Path
+    rows: list[AttackRow]
+    certified: list[float | None]
+
+    @property
+    def contradictions(self) -> list[str]:
+        """Attacks on the smoothed classifier that beat its certificates: there should be none."""
+        pairs = zip(self.rows, self.certified, strict=True)
+        return [
+            f"{row.attack} of strength {row.strength:g} leaves {row.accuracy:.4f}, less than the certified {share:.4f}: "
+            "a certificate or the attack is wrong"
+            for row, share in pairs
+            if row.target == SMOOTHED and share is not None and row.accuracy < share - 1e-6
+        ]
+
+
+def run_attacks(
+    path: Path, request: AttackRequest, device: str = "cpu", progress: Progress = silent, data_progress: Progress = silent
+) -> Attacked:
+    """Accuracy of test images 0, k, 2k, ... under attack, a row each in attacks.tsv; rows that are there are not done again."""
+    directory = RunDirectory(path)
+    directory.require(directory.config, directory.ledger, directory.model)
+    data = load_data(read_config(path), data_progress)
+    examples = request.count(len(data.x_test))
+    require_subset(len(data.x_test), examples)
+    run = load_run(path, data.input_shape, data.classes or 0, device)
+    indices = even_subset(len(data.x_test), examples)
+    images = Images(data.x_test[indices], data.y_test[indices], indices)
+    sigma = run.config.certification_sigma if request.smoothing is None else request.smoothing.sigma
+    certified = certification_at(directory, sigma, run.model_sha256, data.x_test, data.y_test)
+    with directory.locked():
+        file = path / FILE
+        hold_to(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))
+        wanted = request.wanted
+        _refuse_other_settings(file, wanted, examples)
+        rows = grow(
+            AttackRow, file, list(wanted), lambda todo: _measured(run, images, request, todo, progress), silent, order=_in_file
+        )
+    return Attacked(file, rows, [_certified_at(row, certified, indices) for row in rows])
+
+
+def _facts(run: Finished, request: AttackRequest, images: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {"seed": request.seed, "model_sha256": run.model_sha256, "images_sha256": images}
+    if request.smoothing is not None:
+        facts |= {"draws": request.smoothing.draws, "votes": request.smoothing.votes}
+    return facts
+
+
+def _refuse_other_settings(file: Path, wanted: dict[Key, tuple[Attack, float]], examples: int) -> None:
+    """A row says with how many steps, starts and images it was made; others at the same strength are another figure."""
+    for key, row in rows_so_far(AttackRow, file).items():
+        if key not in wanted:
+            continue
+        how, _ = wanted[key]
+        pairs = {"steps": (row.steps, how.steps), "starts": (row.starts, how.starts), "examples": (row.examples, examples)}
+        differ = [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
+        if differ:
+            raise RunError(
+                f"{file} holds {row.attack} of strength {row.strength:g} with other settings ({'; '.join(differ)}); "
+                f"give the same again or delete {file.name} and {file.with_suffix('.json').name} to begin anew"
+            )
+
+
+def _in_file(key: Key) -> tuple[str, str, float, float]:
+    name, target, sigma, strength = key
+    return name, target, sigma or 0.0, strength
+
+
+def _measured(
+    run: Finished, images: Images, request: AttackRequest, todo: list[Key], progress: Progress
+) -> Iterator[AttackRow]:
+    key, smoothing = key_from_seed(request.seed, "attack"), request.smoothing
+    done, total = 0, sum(len(images.x) * request.wanted[name][0].starts for name in todo)
+    for name in todo:
+        how, strength = request.wanted[name]
+
+        def tell(count: int, words: str = f"{how.name} {strength:g}") -> None:
+            nonlocal done
+            done += count
+            progress(done, total, now=words)
+
+        if smoothing is None:
+            right = base_right(run.model, images, how, strength, key, request.batch, tell)
+        else:
+            right = smoothed_right(run.model, images, how, strength, key, smoothing, request.batch, tell)
+        low, high = confidence_interval(int(right.sum()), len(right))
+        setting = (how.name, request.target, name[2], strength, how.steps, how.starts, len(right))
+        yield AttackRow(*setting, float(right.double().mean()), low, high)
+
+
+def _certified_at(row: AttackRow, certified: Certification | None, indices: list[int]) -> float | None:
+    """Certified accuracy at the attack's radius, of the very images that were attacked; None where that is not known."""
+    if row.attack != "pgd-l2" or certified is None or not certified.rows.keys() >= set(indices):
+        return None
+    radius = np.array([certified.rows[index].radius for index in indices])
+    correct = np.array([bool(certified.rows[index].correct) for index in indices])
+    return certified_accuracy(radius, correct, row.strength).value
+
+
+def summary(found: Attacked) -> list[tuple[str, ...]]:
+    """A line for each row."""
+    return [
+        (
+            row.attack,
+            row.target if row.sigma is None else f"{row.target}, sigma {row.sigma:g}",
+            f"{row.strength:g}",
+            f"{100 * row.accuracy:.2f} %",
+            f"{100 * row.low:.2f} to {100 * row.high:.2f}",
+            "" if share is None else f"{100 * share:.2f} %",
+            f"{row.steps} x {row.starts}",
+            str(row.examples),
+        )
+        for row, share in zip(found.rows, found.certified, strict=True)
+    ]

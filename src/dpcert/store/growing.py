@@ -1,0 +1,71 @@
+"""Files of rows that grow: a row is appended when it is made, and work that was cut anywhere goes on."""
+
+import contextlib
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..progress import Progress
+from .durable import Appender, write_atomically
+from .records import AnyRow, header, read_rows, row_of, text_of
+
+_SECONDS_BETWEEN_SYNCS = 2.0
+Key = Any  # what identifies a row; hashable
+
+
+def _itself(key: Key) -> Any:
+    return key
+
+
+def grow(
+    kind: type[AnyRow],
+    path: Path,
+    wanted: Sequence[Hashable],
+    make: Callable[[list[Key]], Iterator[AnyRow]],
+    progress: Progress,
+    *,
+    mean_of: tuple[str, Callable[[AnyRow], float]] | None = None,
+    order: Callable[[Key], Any] = _itself,
+) -> list[AnyRow]:
+    """The rows `wanted`, by their keys: those `path` holds, and those that `make` makes of the keys that are missing.
+
+    `mean_of` names a figure worth watching. The file ends up in `order`, whatever the order of the work was.
+    """
+    done: dict[Key, AnyRow] = rows_so_far(kind, path)
+    _write_sorted(kind, path, done, order)  # drops a half-written last line
+    todo = [key for key in wanted if key not in done]
+    if todo:
+        total = 0.0 if mean_of is None else sum(mean_of[1](row) for row in done.values())
+        before = len(wanted) - len(todo)
+        with contextlib.closing(_appended(kind, path, make(todo))) as rows:
+            for position, row in enumerate(rows, start=1):
+                done[row.key] = row
+                facts = {}
+                if mean_of is not None:
+                    total += mean_of[1](row)
+                    facts = {mean_of[0]: f"{total / len(done):.4g}"}
+                progress(before + position, len(wanted), **facts)
+        _write_sorted(kind, path, done, order)
+    return [done[key] for key in wanted]
+
+
+def rows_so_far(kind: type[AnyRow], path: Path) -> dict[Key, AnyRow]:
+    """The whole rows of a file that may have been cut, by their keys; none where there is no file."""
+    return {row.key: row for row in read_rows(kind, path, allow_torn_end=True)} if path.exists() else {}
+
+
+def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Generator[AnyRow]:
+    """Append rows as they come; yields them as they are on disk (rounded), so that what is reported is what was written."""
+    with Appender(path, _SECONDS_BETWEEN_SYNCS) as file:
+        for row in rows:
+            text = text_of(row)
+            file.add(text)
+            yield row_of(kind, text)
+
+
+def _write_sorted(kind: type[AnyRow], path: Path, rows: dict[Key, AnyRow], order: Callable[[Key], Any]) -> None:
+    """Make `path` hold `rows` in order; a file that does already is left alone."""
+    lines = [header(kind), *(text_of(rows[key]) for key in sorted(rows, key=order))]
+    data = ("\n".join(lines) + "\n").encode()
+    if not path.exists() or path.read_bytes() != data:
+        write_atomically(path, data)
