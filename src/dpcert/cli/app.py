@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import typer
 
 from ..errors import DpcertError, DpcertWarning
-from . import account, audit, certify, data, export, methods, predict, presets, report, run, train, verify
+from . import account, audit, certify, data, export, methods, predict, presets, report, reproduce, run, train, verify
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("train", rich_help_panel=DO)(train.train)
 app.command("certify", rich_help_panel=DO)(certify.certify)
 app.command("predict", rich_help_panel=LOOK)(predict.predict)
 app.command("report", rich_help_panel=LOOK)(report.report)
+app.command("reproduce", rich_help_panel=LOOK)(reproduce.reproduce)
 app.command("account", rich_help_panel=LOOK)(account.account)
 app.command("audit", rich_help_panel=LOOK)(audit.audit)
 app.command("verify", rich_help_panel=SHARE)(verify.verify)
