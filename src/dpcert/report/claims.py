@@ -99,9 +99,9 @@ def higher_at_quarter(shelf: Shelf, dataset: str, sigma: float) -> Finding | Non
     groups = _groups(shelf, dataset, sigma)
     if groups is None:
         return None
-    low, high = (pick(group, key=lambda run: run.at(0.25).value) for pick, group in zip((min, max), groups, strict=True))
-    shares = [f"{titled(run)} {100 * run.at(0.25).value:.1f} %" for run in (low, high)]
-    return Finding(low.at(0.25).value > high.at(0.25).value, f"lowest of DP-CERT: {shares[0]}; highest baseline: {shares[1]}")
+    low, high = (pick(group, key=lambda run: run.share(0.25)) for pick, group in zip((min, max), groups, strict=True))
+    shares = [f"{titled(run)} {100 * run.share(0.25):.1f} %" for run in (low, high)]
+    return Finding(low.share(0.25) > high.share(0.25), f"lowest of DP-CERT: {shares[0]}; highest baseline: {shares[1]}")
 
 
 def above_at_every_radius(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
@@ -109,8 +109,8 @@ def above_at_every_radius(shelf: Shelf, dataset: str, sigma: float) -> Finding |
     groups = _groups(shelf, dataset, sigma)
     if groups is None:
         return None
-    reached = [r for r in radii_to_show(sigma) if any(run.at(r).value > 0 for group in groups for run in group)]
-    margins = {r: min(run.at(r).value for run in groups[0]) - max(run.at(r).value for run in groups[1]) for r in reached}
+    reached = [r for r in radii_to_show(sigma) if any(run.share(r) > 0 for group in groups for run in group)]
+    margins = {r: min(run.share(r) for run in groups[0]) - max(run.share(r) for run in groups[1]) for r in reached}
     worst = min(margins, key=lambda r: margins[r])
     return Finding(margins[worst] >= 0, f"smallest margin {100 * margins[worst]:+.1f} points, at radius {worst:g}")
 
@@ -211,7 +211,7 @@ def unchanged_by_copies(shelf: Shelf, dataset: str, sigma: float) -> Finding | N
     runs = _by_copies(shelf, dataset, sigma)
     if runs is None:
         return None
-    shares = {r: [run.at(r).value for run in runs.values()] for r in radii_to_show(sigma)}
+    shares = {r: [run.share(r) for run in runs.values()] for r in radii_to_show(sigma)}
     widest = max(shares, key=lambda r: max(shares[r]) - min(shares[r]))
     width = max(shares[widest]) - min(shares[widest])
     return Finding(width <= SIMILAR, f"at most {100 * width:.1f} points between the lines, at radius {widest:g}")

@@ -44,15 +44,18 @@ def _legend(figure: Any, panels: Any, columns: int = 4) -> None:
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
 
 
-def _say_missing(axes: Any, names: Sequence[str]) -> None:
-    if names:
-        text = "not run:\n" + "\n".join(names)
-        axes.text(0.97, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize="x-small", color="#777777")
+def _title(axes: Any, text: str, missing: Sequence[str], lines: int) -> None:
+    """The panel's title; what was not run is said under it, where it covers no curve."""
+    if len(missing) == lines:
+        text += "\nnot run"
+    elif missing:
+        text += f"\nnot run: {', '.join(missing) if len(missing) <= 2 else f'{len(missing)} of {lines} lines'}"
+    axes.set_title(text, fontsize="small")
 
 
 def _curve(axes: Any, run: Measured, label: str, colour: str, dashes: str) -> None:
     grid = np.linspace(0.0, 3.3 * run.place.sigma, 150)
-    axes.plot(grid, [100 * run.at(float(r)).value for r in grid], color=colour, linestyle=dashes, label=label, linewidth=1.4)
+    axes.plot(grid, [100 * run.share(float(r)) for r in grid], color=colour, linestyle=dashes, label=label, linewidth=1.4)
 
 
 Line = tuple[str, str, str, str, str]  # method, change, label, colour, dashes
@@ -76,8 +79,7 @@ def _curves_figure(shelf: Shelf, lines: Sequence[Line], datasets: Sequence[str],
             drawn += 1
         axes.set(xlim=(0, 3.3 * sigma), ylim=(0, 100), xlabel="L2 radius")
         axes.grid(alpha=0.25)
-        axes.set_title(f"{TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
-        _say_missing(axes, missing)
+        _title(axes, f"{TITLES[dataset]}, sigma = {sigma:g}", missing, len(lines))
     for row in panels:
         row[0].set_ylabel("certified accuracy (%)")
     _legend(figure, panels, 4 if len(grid[0]) > 2 else 3)
@@ -118,52 +120,60 @@ def cifar10_comparison(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[f
         panels[0][0].plot(QUOTED_RADII, values, marker="o", color=colour, label=f"{name} (published)")
         change = [100 * (value / best - 1) for value, best in zip(values, QUOTED["TransDenoiser"], strict=True)]
         panels[0][1].plot(QUOTED_RADII, change, marker="o", color=colour, label=f"{name} (published)")
-    panels[0][0].set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, None), title="CIFAR-10")
-    panels[0][1].set(xlabel="L2 radius", ylabel="against TransDenoiser (%)", title="relative to TransDenoiser")
+    panels[0][0].set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, None))
+    panels[0][1].set(xlabel="L2 radius", ylabel="against TransDenoiser (%)")
     for axes in panels[0]:
         axes.grid(alpha=0.25)
-    _say_missing(panels[0][0], ["DP-CERT on CIFAR-10"])
+    _title(panels[0][0], "CIFAR-10 (DP-CERT: not run)", (), 3)
+    _title(panels[0][1], "relative to TransDenoiser", (), 3)
     _legend(figure, panels, 3)
     return figure
 
 
+def _analysed(shelf: Shelf, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
+    """The runs with per-sample metrics, and the names of those without."""
+    runs = [run for name in methods if (run := shelf.certified(dataset, name, sigma)) is not None and run.samples]
+    there = {run.place.method for run in runs}
+    return runs, [TITLES[name] for name in methods if name not in there]
+
+
 def _metric_panels(
-    shelf: Shelf, dataset: str, groups: Sequence[Sequence[str]], sigma: float, draw: Callable[[Any, Measured, str], None]
+    shelf: Shelf, dataset: str, groups: Sequence[Sequence[str]], sigma: float, draw: Callable[[Any, list[Measured], str], None]
 ) -> Any | None:
     figure, panels = _panels(len(groups), len(METRICS))
     drawn = 0
     for methods, row in zip(groups, panels, strict=True):
         for metric, axes in zip(METRICS, row, strict=True):
-            missing = []
-            for method in methods:
-                run = shelf.certified(dataset, method, sigma)
-                if run is None or not run.samples:
-                    missing.append(TITLES[method])
-                    continue
-                draw(axes, run, metric)
+            runs, missing = _analysed(shelf, dataset, methods, sigma)
+            if runs:
+                draw(axes, runs, metric)
                 drawn += 1
             axes.grid(alpha=0.25)
-            axes.set_title(metric, fontsize="medium")
-            _say_missing(axes, missing)
+            _title(axes, metric, missing, len(methods))
     figure.suptitle(f"{TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
     _legend(figure, panels)
     return figure if drawn else None
 
 
-def _histogram(axes: Any, values: np.ndarray, method: str, edges: np.ndarray | None = None) -> None:
-    """An outline with a light filling: four of them can be told apart."""
-    bins: Any = 30 if edges is None else edges
-    share = np.full(len(values), 100 / max(1, len(values)))
-    axes.hist(values, bins, weights=share, histtype="stepfilled", color=COLOURS[method], alpha=0.12)
-    axes.hist(values, bins, weights=share, histtype="step", color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+def _histogram(axes: Any, values: np.ndarray, method: str, edges: np.ndarray, of: int) -> None:
+    """Per cent of `of` images. An outline with a light filling: four of them can be told apart."""
+    share = np.full(len(values), 100 / of)
+    axes.hist(values, edges, weights=share, histtype="stepfilled", color=COLOURS[method], alpha=0.12)
+    axes.hist(values, edges, weights=share, histtype="step", color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+
+
+def _edges(runs: Sequence[Measured], metric: str) -> np.ndarray:
+    """The same bins for all: their heights can be compared."""
+    return np.histogram_bin_edges(np.concatenate([logs(run, metric) for run in runs]), 30)
 
 
 def metric_histograms(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
     """The three metrics: baselines and DP-Gaussian above, the variants of DP-CERT below."""
     groups = ((*BASELINES, "dp-gaussian"), VARIANTS)
 
-    def draw(axes: Any, run: Measured, metric: str) -> None:
-        _histogram(axes, logs(run, metric), run.place.method)
+    def draw(axes: Any, runs: list[Measured], metric: str) -> None:
+        for run in runs:
+            _histogram(axes, logs(run, metric), run.place.method, _edges(runs, metric), len(run.samples))
         axes.set(xlabel=f"log10 {metric}", ylabel="images (%)")
 
     found = {}
@@ -178,10 +188,11 @@ def metrics_by_radius(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[fl
     """The log of the mean metric of images grouped by radius."""
     sigma = sigmas[0]
 
-    def draw(axes: Any, run: Measured, metric: str) -> None:
-        middles, values = by_radius(run, metric, sigma)
-        method = run.place.method
-        axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+    def draw(axes: Any, runs: list[Measured], metric: str) -> None:
+        for run in runs:
+            middles, values = by_radius(run, metric, sigma)
+            method = run.place.method
+            axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
         axes.set(xlabel="certified radius", ylabel=f"log10 mean {metric}")
 
     return _metric_panels(shelf, datasets[0], [(*BASELINES, *VARIANTS)], sigma, draw)
@@ -197,20 +208,17 @@ def _split(shelf: Shelf, dataset: str, sigma: float, metric: str) -> Any | None:
     figure, panels = _panels(4, len(TAUS), 1.9)
     drawn = 0
     for block, methods in enumerate(((*BASELINES, "dp-gaussian"), VARIANTS)):
-        runs = [run for name in methods if (run := shelf.certified(dataset, name, sigma)) is not None and run.samples]
-        missing = [TITLES[name] for name in methods if name not in {run.place.method for run in runs}]
-        edges = np.histogram_bin_edges(np.concatenate([logs(run, metric) for run in runs]), 30) if runs else None
+        runs, missing = _analysed(shelf, dataset, methods, sigma)
         for column, tau in enumerate(TAUS):
             for above, axes in zip((True, False), panels[2 * block : 2 * block + 2, column], strict=True):
                 for run in runs:
                     chosen = logs(run, metric)[(radii(run) >= tau) == above]
-                    _histogram(axes, chosen, run.place.method, edges)
+                    _histogram(axes, chosen, run.place.method, _edges(runs, metric), len(run.samples))
                     drawn += 1
                 side = "at least" if above else "below"
-                axes.set_title(f"radius {side} {tau:g}", fontsize="small")
+                _title(axes, f"radius {side} {tau:g}", missing, len(methods))
                 axes.grid(alpha=0.25)
                 axes.set(ylabel="images (%)" if column == 0 else "")
-                _say_missing(axes, missing)
     for axes in panels[-1]:
         axes.set(xlabel=f"log10 {metric}")
     figure.suptitle(f"{metric}, {TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
@@ -227,11 +235,10 @@ def certified_radii(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[floa
         if run is None:
             missing.append(TITLES[method])
             continue
-        _histogram(axes, run.earned, method, np.linspace(0, 3.3 * sigma, 34))
+        _histogram(axes, run.earned, method, np.linspace(0, 3.3 * sigma, 34), len(run.earned))
     axes.set(xlabel="certified radius (0: wrong or abstained)", ylabel="images (%)")
-    axes.set_title(f"{TITLES[datasets[0]]}, sigma = {sigma:g}", fontsize="medium")
+    _title(axes, f"{TITLES[datasets[0]]}, sigma = {sigma:g}", missing, 4)
     axes.grid(alpha=0.25)
-    _say_missing(axes, missing)
     _legend(figure, panels, 4)
     return figure if len(missing) < 4 else None
 
@@ -258,8 +265,7 @@ def fgsm(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any 
                 drawn += 1
             axes.set(ylim=(0, 101))
             axes.grid(alpha=0.25)
-            axes.set_title(f"{TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
-            _say_missing(axes, missing)
+            _title(axes, f"{TITLES[dataset]}, sigma = {sigma:g}", missing, len((*BASELINES, *VARIANTS)))
         row[0].set_ylabel("accuracy (%)")
     for axes in panels[-1]:
         axes.set_xlabel("L-inf strength of FGSM")

@@ -94,7 +94,7 @@ def _beside(runs: list[Measured], paper: tuple[float, float, float], method: str
     if not runs:
         return ("", f"- / {paper[0]:.2f}", NOT_RUN, f"- / {paper[1]:.3f}", NOT_RUN, f"- / {paper[2]:.1f}")
     clean, acr = clean_of(runs), acr_of(runs)
-    at = 100 * sum(run.at(0.25).value for run in runs) / len(runs)
+    at = 100 * sum(run.share(0.25) for run in runs) / len(runs)
     images = sorted({len(run.rows) for run in runs})
     return (
         f"{len(runs)} x {' to '.join(str(count) for count in dict.fromkeys((images[0], images[-1])))}",

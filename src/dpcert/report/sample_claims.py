@@ -19,6 +19,7 @@ _SMALLEST = 1e-12  # a metric of exactly 0 has no logarithm
 _BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution; more speaks for two modes
 _POINT = 0.01
 _FEWEST = 30
+_FEWEST_IN_A_GROUP = 5  # the mean of fewer images says little
 
 
 def logs(run: Measured, metric: str) -> np.ndarray:
@@ -36,7 +37,7 @@ def by_radius(run: Measured, metric: str, sigma: float) -> tuple[np.ndarray, np.
     edges = np.linspace(0.0, 3.3 * sigma, RADIUS_BINS + 1)  # the largest radius of 10,000 votes is about 3.2 sigma
     group = np.clip(np.digitize(radii(run), edges) - 1, 0, RADIUS_BINS - 1)
     values = 10 ** logs(run, metric)
-    filled = [k for k in range(RADIUS_BINS) if np.any(group == k)]
+    filled = [k for k in range(RADIUS_BINS) if np.sum(group == k) >= _FEWEST_IN_A_GROUP]
     middles = (edges[:-1] + edges[1:]) / 2
     return middles[filled], np.array([np.log10(values[group == k].mean()) for k in filled])
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..certification.metrics import Estimate, certified_accuracy
 from ..store.metrics import is_papers
 from ..store.records import AttackRow, CertificateRow, SampleRow, read_rows
 from ..store.runs import RunDirectory
@@ -70,10 +69,10 @@ class Measured:
         """Its standard error, from the spread over images."""
         return float(self.earned.std(ddof=1)) / math.sqrt(len(self.earned)) if len(self.earned) > 1 else math.inf
 
-    def at(self, radius: float) -> Estimate:
-        """Certified accuracy (a share) at a radius."""
-        radii = np.array([row.radius for row in self.rows])
-        return certified_accuracy(radii, np.array([bool(row.correct) for row in self.rows]), radius)
+    def share(self, radius: float) -> float:
+        """Certified accuracy at a radius, as a share: the class is right and the radius is reached."""
+        right = np.array([bool(row.correct) for row in self.rows]) if radius == 0 else self.earned > 0
+        return float((right & (self.earned >= radius)).mean())
 
     @cached_property
     def samples(self) -> list[Sample]:
