@@ -20,8 +20,14 @@ CELLS = [need.cell for need in needs_of(list(TARGETS.values()), DATASETS)]
         (Cell("mnist", "dpsgd", 0.25, 1), "mnist-dpsgd-seed1"),
         (Cell("mnist", "dp-gaussian", change=(("method.copies", 4),)), "mnist-dp-gaussian-copies4"),
         (Cell("mnist", "dp-gaussian", change=REPLACED), "mnist-dp-gaussian-copies1-replaced"),
-        (Cell("mnist", "dp-gaussian", 0.25, change=(("privacy.clip_norm", 0.01),)), "mnist-dp-gaussian-sigma0.25-clip_norm0.01"),
-        (Cell("mnist", "dp-gaussian", 0.25, change=(("train.learning_rate", 1.0),)), "mnist-dp-gaussian-sigma0.25-learning_rate1"),
+        (
+            Cell("mnist", "dp-gaussian", 0.25, change=(("privacy.clip_norm", 0.01),)),
+            "mnist-dp-gaussian-sigma0.25-clip_norm0.01",
+        ),
+        (
+            Cell("mnist", "dp-gaussian", 0.25, change=(("train.learning_rate", 1.0),)),
+            "mnist-dp-gaussian-sigma0.25-learning_rate1",
+        ),
     ],
 )
 def test_names(cell, name):
@@ -69,7 +75,10 @@ def test_table_1_is_the_papers():
 def test_ablations_are_the_papers():
     from dpcert.report.paper import CLIP_NORM, LEARNING_RATE
 
-    for target, table, key in (("ablation-learning-rate", LEARNING_RATE, "train"), ("ablation-clip-norm", CLIP_NORM, "privacy")):
+    for target, table, key in (
+        ("ablation-learning-rate", LEARNING_RATE, "train"),
+        ("ablation-clip-norm", CLIP_NORM, "privacy"),
+    ):
         name = {"train": "learning_rate", "privacy": "clip_norm"}[key]
         found = {(n.cell.dataset, getattr(getattr(n.cell.config(), key), name)) for n in TARGETS[target].needs()}
         assert found == {place for place in table if place[0] in DATASETS}
@@ -96,7 +105,10 @@ def test_all_leaves_the_larger_grids_and_other_data_sets_out():
     [
         (lambda: targets_of(["tabel1"]), "target 'tabel1' is unknown; did you mean table1?.*figure-fgsm, .*all"),
         (lambda: targets_of(["zzz"]), "target 'zzz' is unknown; choose among: table1"),
-        (lambda: targets_of(["figure-radii"], ["fashion-mnist"]), "figure-radii is about mnist, --dataset is fashion-mnist; leave"),
+        (
+            lambda: targets_of(["figure-radii"], ["fashion-mnist"]),
+            "figure-radii is about mnist, --dataset is fashion-mnist; leave",
+        ),
         (lambda: datasets_of(["cifar10"]), "'cifar10' is not run here: it comes in a later issue"),
         (lambda: datasets_of(["svhn"]), "data set 'svhn' is unknown; choose one of: mnist, fashion-mnist"),
     ],

@@ -46,7 +46,14 @@ def test_one_run_serves_three_sigmas(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"n": 1000}, {"n0": 10}, {"alpha": 0.01}, {"split": "validation"}, {"alpha_is": "simultaneous"}, {"skip_misclassified": True}],
+    [
+        {"n": 1000},
+        {"n0": 10},
+        {"alpha": 0.01},
+        {"split": "validation"},
+        {"alpha_is": "simultaneous"},
+        {"skip_misclassified": True},
+    ],
 )
 def test_certificates_of_another_kind_are_not_the_papers(tmp_path, change):
     folder = fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)})
