@@ -149,6 +149,6 @@ def test_estimates_follow_what_was_measured(tmp_path):
     assert estimator.left([], 2) == 0
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(10, "under a minute"), (90, "2 min"), (3540, "59 min"), (7265, "2 h 01 min")])
+@pytest.mark.parametrize(("seconds", "words"), [(10, "1 min"), (90, "2 min"), (3540, "59 min"), (7265, "2 h 01 min")])
 def test_words_for_times(seconds, words):
     assert as_words(seconds) == words

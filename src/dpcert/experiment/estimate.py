@@ -60,8 +60,6 @@ class Estimator:
 
 
 def as_words(seconds: float) -> str:
-    """``3 h 20 min``, ``4 min``, ``under a minute``."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return "under a minute"
+    """``3 h 20 min``, ``4 min``; never less than a minute."""
+    minutes = max(1, round(seconds / 60))
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -42,7 +42,7 @@ class Piece:
             return ["certify", run, "--sigma", f"{self.sigma:g}", *votes, "--examples", str(self.examples), *seed]
         if self.kind == "analyze":
             return ["analyze", run, "--examples", str(self.examples)]
-        return ["attack", run, "--attack", str(self.attack)]
+        return ["attack", run, "--attack", str(self.attack), "--examples", str(self.examples)]
 
 
 def check_examples(examples: int) -> int:
