@@ -12,7 +12,23 @@ from typing import Any, TextIO
 import typer
 
 from ..errors import DpcertError, DpcertWarning
-from . import account, analyze, attack, audit, certify, data, export, methods, predict, presets, report, run, train, verify
+from . import (
+    account,
+    analyze,
+    attack,
+    audit,
+    certify,
+    data,
+    export,
+    methods,
+    predict,
+    presets,
+    report,
+    reproduce,
+    run,
+    train,
+    verify,
+)
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -32,6 +48,7 @@ app.command("predict", rich_help_panel=LOOK)(predict.predict)
 app.command("attack", rich_help_panel=LOOK)(attack.attack)
 app.command("analyze", rich_help_panel=LOOK)(analyze.analyze)
 app.command("report", rich_help_panel=LOOK)(report.report)
+app.command("reproduce", rich_help_panel=LOOK)(reproduce.reproduce)
 app.command("account", rich_help_panel=LOOK)(account.account)
 app.command("audit", rich_help_panel=LOOK)(audit.audit)
 app.command("verify", rich_help_panel=SHARE)(verify.verify)

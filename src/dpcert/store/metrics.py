@@ -9,6 +9,7 @@ from ..errors import RunError
 from .durable import read_checked_json
 
 Check = Callable[[Any], bool]
+PAPERS_N0, PAPERS_N, PAPERS_ALPHA = 100, 10_000, 0.001  # CERTIFY as the paper runs it
 _WITHOUT_CHECKSUM = frozenset(
     ("dataset", "method", "sigma_train", "clean_accuracy", "validation_accuracy", "privacy", "certification", "timing")
 )
@@ -29,6 +30,13 @@ def read_metrics(path: Path) -> dict[str, Any]:
     if wrong is not None:
         raise RunError(f"{path} has no usable {wrong!r}; it is damaged or from another version")
     return metrics
+
+
+def is_papers(entry: dict[str, Any], sigma: float) -> bool:
+    """Whether a certification is the paper's at this sigma: its votes, the test set, alpha for each image on its own."""
+    votes = (entry["n0"], entry["n"], entry["alpha"]) == (PAPERS_N0, PAPERS_N, PAPERS_ALPHA)
+    plain = not entry.get("fresh_noise") and not entry.get("skip_misclassified") and entry.get("alpha_is") != "simultaneous"
+    return bool(entry["sigma"] == sigma and votes and plain and entry["split"] == "test")
 
 
 def _first_wrong(table: Any, checks: Mapping[str, Check], prefix: str = "") -> str | None:

@@ -1,0 +1,215 @@
+"""What the paper's tables and figures are made of: a cell is one training run, a target is a row of a table of cells."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ConfigError
+from ..methods import METHODS
+from . import presets
+from .config import Config
+from .run import resolve
+
+DATASETS = presets.DATASETS
+SIGMAS = (0.25, 0.5, 1.0)
+TEST_IMAGES = 10_000  # of each of the data sets
+BASELINES = ("regular", "dpsgd", "psac")
+VARIANTS = ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer")
+_PRESET_SIGMA = 0.5
+_SEVERAL_SEEDS = ("regular", "dpsgd", "psac", "dp-gaussian")  # where the issue asks for their spread, at sigma 0.5
+
+Change = tuple[tuple[str, Any], ...]  # config keys that differ from the preset, with their values
+
+
+def has_noisy_views(method: str) -> bool:
+    """Whether sigma is a setting of the training, not of certification only."""
+    return METHODS[method].views != "none"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of the grid: a preset, its sigma and seed, and what differs from the preset."""
+
+    dataset: str
+    method: str
+    sigma: float = _PRESET_SIGMA
+    seed: int = 0
+    change: Change = ()
+
+    def __post_init__(self) -> None:
+        if not has_noisy_views(self.method):  # one run serves all sigmas
+            object.__setattr__(self, "sigma", _PRESET_SIGMA)
+
+    @property
+    def preset(self) -> str:
+        """The preset's name."""
+        return f"{self.dataset}/{self.method}"
+
+    @property
+    def name(self) -> str:
+        """The run directory: only what is not usual is in the name."""
+        sigma = "" if self.sigma == _PRESET_SIGMA else f"-sigma{self.sigma:.2f}"
+        seed = "" if self.seed == 0 else f"-seed{self.seed}"
+        return f"{self.dataset}-{self.method}{sigma}{seed}{change_name(self.change)}"
+
+    def config(self) -> Config:
+        """The training request."""
+        return resolve(self.preset, {"method.sigma": self.sigma, "train.seed": self.seed, **dict(self.change)})
+
+    def options(self) -> list[str]:
+        """The request as options of ``dpcert train``."""
+        words = [self.preset, "--sigma", f"{self.sigma:g}", "--seed", str(self.seed)]
+        for key, value in self.change:
+            words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+        return words
+
+    def cost(self) -> float:
+        """Training examples times epochs times the method's cost; 1 is one example of DPSGD."""
+        config, row = self.config(), METHODS[self.method]
+        views = config.build_method().views.count
+        usual = 3 if has_noisy_views(self.method) else 1  # `Row.cost` was measured with K = 2 beside the original
+        return 60_000 * config.train.epochs * row.cost * views / usual
+
+
+def change_name(change: Change) -> str:
+    """What differs from the preset, as the end of a directory's name."""
+    return "".join(
+        ("" if value else "-replaced") if key == "method.keep_original" else f"-{key.split('.')[1]}{value:g}"
+        for key, value in change
+    )
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a target asks of one cell: certificates at these sigmas, per-sample metrics, attacks."""
+
+    cell: Cell
+    sigmas: tuple[float, ...] = ()
+    samples: bool = False
+    attacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure of the paper, as a row: which methods at which sigmas, and what is measured of them."""
+
+    name: str
+    paper: str
+    methods: tuple[str, ...] = ()
+    sigmas: tuple[float, ...] = (_PRESET_SIGMA,)
+    datasets: tuple[str, ...] = DATASETS
+    changes: dict[str, tuple[Change, ...]] = field(default_factory=dict)  # by data set: dp-gaussian's lines of an ablation
+    certified: bool = True
+    seeds: bool = False
+    samples: bool = False
+    attacks: tuple[str, ...] = ()
+    in_all: bool = True  # the appendix's larger grids are asked for by name
+
+    def needs(self, datasets: Sequence[str] = DATASETS) -> list[Need]:
+        """The cells, in the order they are to be run."""
+        found = []
+        for dataset in [name for name in datasets if name in self.datasets]:
+            for method in self.methods:
+                noisy = has_noisy_views(method)
+                for sigma in self.sigmas if noisy else (_PRESET_SIGMA,):
+                    for seed in self._seeds(method, sigma):
+                        for change in self._changes(dataset, method):
+                            at = (sigma,) if noisy else self.sigmas
+                            cell = Cell(dataset, method, sigma, seed, change)
+                            found.append(Need(cell, at if self.certified else (), self.samples, self.attacks))
+        return found
+
+    def _seeds(self, method: str, sigma: float) -> range:
+        return range(3) if self.seeds and method in _SEVERAL_SEEDS and sigma == _PRESET_SIGMA else range(1)
+
+    def _changes(self, dataset: str, method: str) -> tuple[Change, ...]:
+        return self.changes.get(dataset, ((),)) if method == "dp-gaussian" else ((),)
+
+
+def _lines(key: str, values: Iterable[float], usual: float) -> tuple[Change, ...]:
+    return tuple(() if value == usual else ((key, value),) for value in values)
+
+
+REPLACED: Change = (("method.copies", 1), ("method.keep_original", False))  # the line the paper marks 0
+_COPIES = {name: (REPLACED, *_lines("method.copies", (2, 4, 6, 8), 2)) for name in DATASETS}
+_RATES = {
+    "mnist": _lines("train.learning_rate", (0.25, 0.5, 1.0), 0.5),
+    "fashion-mnist": _lines("train.learning_rate", (2.0, 4.0, 8.0), 4.0),
+}
+_CLIPS = {name: _lines("privacy.clip_norm", (0.01, 0.05, 0.1, 0.2, 0.5), 0.1) for name in DATASETS}
+_TABLE = (*BASELINES, *VARIANTS)
+_CONSISTENCY = tuple(f"{base}{part}" for base in ("dp-gaussian", "dp-smoothadv") for part in ("", "+psac", "+consistency"))
+_MNIST = ("mnist",)
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("table1", "Table 1 (Section 5)", _TABLE, SIGMAS, seeds=True),
+        Target("figure-certified-accuracy", "certified accuracy by radius (Appendix, MNIST and Fashion-MNIST)", _TABLE, SIGMAS),
+        Target("figure-cifar10-comparison", "comparison with SecureSGD, StoBatch, TransDenoiser on CIFAR-10 (Section 5)"),
+        Target("ablation-consistency-psac", "consistency and PSAC (Section 5.1, left figure)", _CONSISTENCY),
+        Target("ablation-augmentations", "number of augmentations K (Section 5.1, right figure)", ("dpsgd", "dp-gaussian"),
+               changes=_COPIES),
+        Target("ablation-learning-rate", "learning rate (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_RATES,
+               certified=False),
+        Target("ablation-clip-norm", "clip norm (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_CLIPS, certified=False),
+        Target("figure-metric-histograms", "per-sample metrics by method (Section 5.2, RQ1)", _TABLE, datasets=_MNIST,
+               samples=True),
+        Target("figure-metrics-by-radius", "metrics by certified radius (Section 5.2, RQ2)", _TABLE, datasets=_MNIST,
+               samples=True),
+        Target("figure-metrics-split", "metrics above and below a radius tau (Appendix)", _TABLE, datasets=_MNIST,
+               samples=True),
+        Target("figure-radii", "distribution of certified radii (Appendix)", (*BASELINES, "dp-gaussian"), datasets=_MNIST),
+        Target("figure-fgsm", "accuracy under FGSM (Appendix)", _TABLE, SIGMAS, attacks=("fgsm",)),
+        Target("ablation-consistency-psac-full", "the same at all sigmas (Appendix)", _CONSISTENCY, SIGMAS, in_all=False),
+        Target("ablation-augmentations-full", "the same at all sigmas (Appendix)", ("dpsgd", "dp-gaussian"), SIGMAS,
+               changes=_COPIES, in_all=False),
+        Target("figure-metric-histograms-full", "the same, both data sets, all sigmas (Appendix)", _TABLE, SIGMAS, samples=True,
+               in_all=False),
+    )
+}  # fmt: skip
+
+
+def targets_of(names: Sequence[str], datasets: Sequence[str] = DATASETS) -> list[Target]:
+    """The targets behind the words on a command line; ``all`` is every one but the appendix's larger grids."""
+    chosen: dict[str, Target] = {}
+    for name in names:
+        if name == "all":
+            chosen |= {key: target for key, target in TARGETS.items() if target.in_all and _about(target, datasets)}
+        elif name not in TARGETS:
+            near = difflib.get_close_matches(name, [*TARGETS, "all"], 1, cutoff=0.5)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"target {name!r} is unknown; {meant}choose among: {', '.join(TARGETS)}, all")
+        elif not _about(TARGETS[name], datasets):
+            about = " and ".join(TARGETS[name].datasets)
+            raise ConfigError(f"{name} is about {about}, --dataset is {datasets[0]}; leave --dataset out")
+        else:
+            chosen[name] = TARGETS[name]
+    return list(chosen.values())
+
+
+def _about(target: Target, datasets: Sequence[str]) -> bool:
+    return not target.methods or any(name in target.datasets for name in datasets)
+
+
+def datasets_of(names: Sequence[str] | None) -> list[str]:
+    """The data sets asked for: both without a word."""
+    for name in names or ():
+        if name in ("cifar10", "cifar-10"):
+            raise ConfigError("data set 'cifar10' is not run here: it comes in a later issue; choose mnist or fashion-mnist")
+        if name not in DATASETS:
+            raise ConfigError(f"data set {name!r} is unknown; choose one of: {', '.join(DATASETS)}")
+    return [name for name in DATASETS if not names or name in names]
+
+
+def needs_of(targets: Sequence[Target], datasets: Sequence[str]) -> list[Need]:
+    """Everything the targets need, each cell once."""
+    merged: dict[Cell, Need] = {}
+    for target in targets:
+        for need in target.needs(datasets):
+            old = merged.get(need.cell, Need(need.cell))
+            sigmas = tuple(sorted({*old.sigmas, *need.sigmas}))
+            attacks = tuple(sorted({*old.attacks, *need.attacks}))
+            merged[need.cell] = Need(need.cell, sigmas, old.samples or need.samples, attacks)
+    return list(merged.values())

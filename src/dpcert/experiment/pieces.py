@@ -1,0 +1,128 @@
+"""Which pieces of work of a grid are not done yet: looks at run directories, changes nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, LedgerError, RunError
+from ..privacy.ledger import Ledger
+from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
+from ..store.records import AttackRow, SampleRow, read_rows
+from ..store.runs import RunDirectory
+from .config import differences
+from .grid import TEST_IMAGES, Cell, Need
+from .run import read_config
+
+CERTIFICATION_SEED = 0
+FGSM_STRENGTHS = (0.0005, 0.01, 0.1, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One child process: train, certify at a sigma, analyze or attack one run."""
+
+    kind: str
+    cell: Cell
+    examples: int
+    sigma: float | None = None
+    attack: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.cell.name}" + ("" if self.sigma is None else f" at sigma {self.sigma:g}")
+
+    def command(self, results: Path) -> list[str]:
+        """The words after ``dpcert``. Certificates that are there keep the noise they were begun with."""
+        run = str(results / self.cell.name)
+        if self.kind == "train":
+            return ["train", *self.cell.options(), "--out", run]
+        if self.kind == "certify":
+            begun = (results / self.cell.name / f"certificates-sigma{self.sigma:.2f}.json").exists()
+            seed = [] if begun else ["--seed", str(CERTIFICATION_SEED)]
+            votes = ["--n0", str(PAPERS_N0), "--n", str(PAPERS_N), "--alpha", str(PAPERS_ALPHA)]
+            return ["certify", run, "--sigma", f"{self.sigma:g}", *votes, "--examples", str(self.examples), *seed]
+        if self.kind == "analyze":
+            return ["analyze", run, "--examples", str(self.examples)]
+        return ["attack", run, "--attack", str(self.attack), "--examples", str(self.examples)]
+
+
+def check_examples(examples: int) -> int:
+    """The number of test images to certify, if the test sets have as many."""
+    if not 1 <= examples <= TEST_IMAGES:
+        raise ConfigError(f"--examples is {examples}, must be a whole number in [1, {TEST_IMAGES}]: the test sets have no more")
+    return examples
+
+
+def check_results(results: Path) -> Path:
+    """The folder of run directories; it need not exist yet."""
+    if results.exists() and not results.is_dir():
+        raise RunError(f"--results {results} is a file, must be a folder of run directories; choose another")
+    return results
+
+
+def missing(needs: Sequence[Need], results: Path, examples: int) -> list[list[Piece]]:
+    """For each cell that is not complete, its pieces in the order they must be done."""
+    found = [missing_of(need, results, examples) for need in needs]
+    return [pieces for pieces in found if pieces]
+
+
+def missing_of(need: Need, results: Path, examples: int) -> list[Piece]:
+    """The pieces one cell lacks. A directory of another request than its name says is an error."""
+    directory, cell = RunDirectory(results / need.cell.name), need.cell
+    check_request(directory, cell)
+    trained = directory.model.exists() and directory.metrics.exists()
+    entries = read_metrics(directory.metrics)["certification"] if trained else []
+    pieces = [] if trained else [Piece("train", cell, examples)]
+    for sigma in need.sigmas:
+        if not any(is_papers(entry, sigma) and entry["examples"] >= examples for entry in entries):
+            pieces.append(Piece("certify", cell, examples, sigma))
+    if need.samples and _count_samples(directory, trained) < examples:
+        pieces.append(Piece("analyze", cell, examples))
+    pieces += [Piece("attack", cell, examples, attack=name) for name in need.attacks if not _attacked(directory, trained, name)]
+    return pieces
+
+
+def check_request(directory: RunDirectory, cell: Cell) -> None:
+    """Raise unless the directory is absent, empty, or of this cell's request."""
+    if directory.path.exists() and not directory.path.is_dir():
+        raise RunError(f"{directory.path} is a file, must be the run directory of {cell.preset}; move it away")
+    if not directory.config.exists():
+        return
+    try:
+        found = read_config(directory.path)
+    except ConfigError as error:
+        raise RunError(f"{error}; it is damaged or of a newer version: update dpcert or choose another --results") from error
+    asked = cell.config()
+    if found.train.seed is None and cell.seed == 0:  # an unseeded run is a first draw as good as seed 0's
+        found = found.model_copy(update={"train": found.train.model_copy(update={"seed": 0})})
+    other = differences(found, asked)
+    if found.build_method() == asked.build_method():  # a setting left out and one stated can be the same
+        other = [difference for difference in other if not difference.startswith("method.")]
+    if other:
+        raise RunError(
+            f"{directory.path} holds a run of other settings than its name says ({'; '.join(other)}); "
+            "move it away or choose another --results"
+        )
+
+
+def holds_rows_only(directory: RunDirectory) -> bool:
+    """A finished run that was stored without its weights: its rows can be shown, nothing more can be measured of it."""
+    if directory.model.exists() or not directory.ledger.exists() or directory.key.exists():
+        return False
+    try:
+        return Ledger.load(directory.ledger).is_closed
+    except LedgerError:
+        return False
+
+
+def _count_samples(directory: RunDirectory, trained: bool) -> int:
+    path = directory.path / "samples.tsv"
+    return len(read_rows(SampleRow, path, allow_torn_end=True)) if trained and path.exists() else 0
+
+
+def _attacked(directory: RunDirectory, trained: bool, attack: str) -> bool:
+    path = directory.path / "attacks.tsv"
+    if not (trained and path.exists()):
+        return False
+    rows = read_rows(AttackRow, path, allow_torn_end=True)
+    done = {row.strength for row in rows if row.attack == attack and row.target == "base"}
+    return done >= set(FGSM_STRENGTHS)

@@ -1,0 +1,317 @@
+"""The paper's sentences about its tables and figures, each as a function of rows: it holds, does not hold, or was not run.
+
+The words are ours and short; `where` says where the paper has the sentence. Where it says "similar", "little" or "largely
+unchanged", we take the band of the verdicts: 5 % of ACR; and 2 points of accuracy for "no dramatic drop".
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..certification.metrics import radii_to_show
+from .paper import CLIP_NORM, LEARNING_RATE, QUOTED, QUOTED_RADII, TITLES
+from .shelf import Measured, Shelf
+from .verdicts import NOT_RUN
+
+BASELINES = ("regular", "dpsgd", "psac")
+VARIANTS = ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer")
+SIGMAS = (0.25, 0.5, 1.0)
+SIMILAR = 0.05
+NO_PLACE = ("cifar10", "all")  # claims about CIFAR-10, or about all data sets and sigmas together
+_DRAMATIC_POINTS = 2.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a sentence holds, and the figures it rests on."""
+
+    holds: bool
+    figures: str
+
+
+Check = Callable[[Shelf, str, float], Finding | None]  # None: a run it needs is missing
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper, checked for each data set and sigma."""
+
+    target: str
+    where: str
+    sentence: str
+    check: Check
+    sigmas: tuple[float, ...] = (0.5,)
+    datasets: tuple[str, ...] = ("mnist", "fashion-mnist")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what was found."""
+
+    claim: Claim
+    dataset: str
+    sigma: float
+    finding: Finding | None
+
+    @property
+    def state(self) -> str:
+        """The word for it."""
+        return NOT_RUN if self.finding is None else "holds" if self.finding.holds else "does not hold"
+
+
+def judge(claims: Iterable[Claim], shelf: Shelf, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> list[Judged]:
+    """All claims about one target."""
+    return [
+        Judged(claim, dataset, sigma, claim.check(shelf, dataset, sigma))
+        for claim in claims
+        if claim.target == target
+        for dataset in claim.datasets
+        if dataset in (*datasets, *NO_PLACE)
+        for sigma in claim.sigmas
+        if sigma in sigmas or dataset in NO_PLACE
+    ]
+
+
+def titled(run: Measured) -> str:
+    """The method as the paper spells it."""
+    return TITLES[run.place.method]
+
+
+def _acr(runs: Iterable[Measured]) -> str:
+    return ", ".join(f"{titled(run)} {run.acr:.3f}" for run in runs)
+
+
+def _groups(shelf: Shelf, dataset: str, sigma: float) -> tuple[list[Measured], list[Measured]] | None:
+    ours, others = shelf.all_certified(dataset, VARIANTS, sigma), shelf.all_certified(dataset, BASELINES, sigma)
+    return None if ours is None or others is None else (ours, others)
+
+
+def higher_acr(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """Every variant's ACR above every baseline's."""
+    groups = _groups(shelf, dataset, sigma)
+    if groups is None:
+        return None
+    low, high = min(groups[0], key=lambda run: run.acr), max(groups[1], key=lambda run: run.acr)
+    return Finding(low.acr > high.acr, f"lowest of DP-CERT: {_acr([low])}; highest baseline: {_acr([high])}")
+
+
+def higher_at_quarter(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """The same for certified accuracy at radius 0.25."""
+    groups = _groups(shelf, dataset, sigma)
+    if groups is None:
+        return None
+    low, high = (pick(group, key=lambda run: run.share(0.25)) for pick, group in zip((min, max), groups, strict=True))
+    shares = [f"{titled(run)} {100 * run.share(0.25):.1f} %" for run in (low, high)]
+    return Finding(low.share(0.25) > high.share(0.25), f"lowest of DP-CERT: {shares[0]}; highest baseline: {shares[1]}")
+
+
+def above_at_every_radius(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """No variant's curve below any baseline's, at each radius of the figure that anyone reaches."""
+    groups = _groups(shelf, dataset, sigma)
+    if groups is None:
+        return None
+    reached = [r for r in radii_to_show(sigma) if any(run.share(r) > 0 for group in groups for run in group)]
+    margins = {r: min(run.share(r) for run in groups[0]) - max(run.share(r) for run in groups[1]) for r in reached}
+    worst = min(margins, key=lambda r: margins[r])
+    return Finding(margins[worst] >= 0, f"smallest margin {100 * margins[worst]:+.1f} points, at radius {worst:g}")
+
+
+def lower_clean_accuracy(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """The variants' clean accuracy is below PSAC's on the whole."""
+    ours, psac = shelf.all_certified(dataset, VARIANTS, sigma), shelf.certified(dataset, "psac", sigma)
+    if ours is None or psac is None or psac.clean is None:
+        return None
+    clean = [run.clean for run in ours if run.clean is not None]
+    mean = sum(clean) / len(clean)
+    return Finding(mean < psac.clean, f"DP-CERT {min(clean):.2f} to {max(clean):.2f} %, PSAC {psac.clean:.2f} %")
+
+
+def no_fall_with_sigma(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """ACR at sigma 1.0 is not below that at 0.25, for every variant."""
+    pairs = [[shelf.certified(dataset, method, s) for s in (0.25, sigma)] for method in VARIANTS]
+    found = [(first, last) for first, last in pairs if first and last]
+    if len(found) < len(VARIANTS):
+        return None
+    words = ", ".join(f"{titled(first)} {first.acr:.3f} to {last.acr:.3f}" for first, last in found)
+    return Finding(all(last.acr >= first.acr for first, last in found), words)
+
+
+def dpsgd_not_always_below_regular(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """DPSGD's ACR is somewhere not below Regular's."""
+    places = [(name, s) for name in ("mnist", "fashion-mnist") for s in SIGMAS]
+    found = {place: runs for place in places if (runs := shelf.all_certified(place[0], ("dpsgd", "regular"), place[1]))}
+    if not found:
+        return None
+    words = (f"{TITLES[name]} {s:g}: {runs[0].acr:.3f} to {runs[1].acr:.3f}" for (name, s), runs in found.items())
+    return Finding(any(runs[0].acr >= runs[1].acr for runs in found.values()), f"DPSGD to Regular, {', '.join(words)}")
+
+
+def similar_variants(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """The four ACR are within 5 % of the best."""
+    ours = shelf.all_certified(dataset, VARIANTS, sigma)
+    if ours is None:
+        return None
+    gap = 1 - min(run.acr for run in ours) / max(run.acr for run in ours)
+    return Finding(gap <= SIMILAR, f"{_acr(ours)}: {100 * gap:.1f} % apart")
+
+
+def transdenoiser_lead(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """TransDenoiser is less than 40 % better than SecureSGD: of quoted data, no run of ours."""
+    ahead = [100 * (a / b - 1) for a, b in zip(QUOTED["TransDenoiser"], QUOTED["SecureSGD"], strict=True)]
+    words = ", ".join(f"{lead:.0f} % at {radius:g}" for lead, radius in zip(ahead, QUOTED_RADII, strict=True))
+    return Finding(max(ahead) < 40, words)
+
+
+def not_run(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """About CIFAR-10 runs, of which there are none."""
+    return None
+
+
+def _without_gain(base: str, part: str) -> Check:
+    def check(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+        runs = shelf.all_certified(dataset, (base, f"{base}+{part}"), sigma)
+        if runs is None:
+            return None
+        gain = runs[1].acr / runs[0].acr - 1
+        return Finding(gain <= SIMILAR, f"{_acr(runs)}: {100 * gain:+.1f} %")
+
+    return check
+
+
+def simplest_is_as_good(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """DP-Gaussian within 5 % of the best of the six."""
+    names = [f"{base}{part}" for base in VARIANTS[:2] for part in ("", "+psac", "+consistency")]
+    runs = shelf.all_certified(dataset, names, sigma)
+    if runs is None:
+        return None
+    best = max(runs, key=lambda run: run.acr)
+    gap = 1 - runs[0].acr / best.acr
+    return Finding(gap <= SIMILAR, f"{_acr([runs[0]])}, best {_acr([best])}: {100 * gap:.1f} % below it")
+
+
+COPIES = {"0": "copies1-replaced", "2": "", "4": "copies4", "6": "copies6", "8": "copies8"}
+
+
+def _by_copies(shelf: Shelf, dataset: str, sigma: float, lines: Iterable[str] = COPIES) -> dict[str, Measured] | None:
+    found = {line: shelf.certified(dataset, "dp-gaussian", sigma, COPIES[line]) for line in lines}
+    return {line: run for line, run in found.items() if run} if all(found.values()) else None
+
+
+def little_gain_beyond_two(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """K = 4, 6, 8 gain at most 5 % ACR over K = 2."""
+    runs = _by_copies(shelf, dataset, sigma, ("2", "4", "6", "8"))
+    if runs is None:
+        return None
+    gain = max(run.acr for run in runs.values()) / runs["2"].acr - 1
+    words = ", ".join(f"K={line} {run.acr:.3f}" for line, run in runs.items())
+    return Finding(gain <= SIMILAR, f"{words}: at most {100 * gain:+.1f} %")
+
+
+def unchanged_by_copies(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """Certified accuracy of the five lines stays within 5 points at each radius."""
+    runs = _by_copies(shelf, dataset, sigma)
+    if runs is None:
+        return None
+    shares = {r: [run.share(r) for run in runs.values()] for r in radii_to_show(sigma)}
+    widest = max(shares, key=lambda r: max(shares[r]) - min(shares[r]))
+    width = max(shares[widest]) - min(shares[widest])
+    return Finding(width <= SIMILAR, f"at most {100 * width:.1f} points between the lines, at radius {widest:g}")
+
+
+def copies_above_dpsgd(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """Every line, 0 included, has a larger ACR than DPSGD."""
+    runs, dpsgd = _by_copies(shelf, dataset, sigma), shelf.certified(dataset, "dpsgd", sigma)
+    if runs is None or dpsgd is None:
+        return None
+    lowest = min(run.acr for run in runs.values())
+    return Finding(lowest > dpsgd.acr, f"lowest of the lines {lowest:.3f}, {_acr([dpsgd])}")
+
+
+def fewer_copies_keep_accuracy(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """Clean accuracy with K = 2 is not below that with K = 8."""
+    runs = _by_copies(shelf, dataset, sigma, ("2", "4", "6", "8"))
+    if runs is None:
+        return None
+    clean = {line: run.clean or 0.0 for line, run in runs.items()}
+    return Finding(clean["2"] >= clean["8"], ", ".join(f"K={line} {value:.2f} %" for line, value in clean.items()))
+
+
+def swept(shelf: Shelf, dataset: str, table: dict[tuple[str, float], float], key: str) -> dict[float, float | None]:
+    """Our clean accuracy for each value of a sweep of DP-Gaussian at sigma 0.25; the preset's value has no change."""
+    found: dict[float, float | None] = {}
+    for value in [value for name, value in table if name == dataset]:
+        run = shelf.get(dataset, "dp-gaussian", 0.25, f"{key}{value:g}") or (
+            shelf.get(dataset, "dp-gaussian", 0.25) if _is_preset(table, dataset, value) else None
+        )
+        found[value] = None if run is None else run.clean
+    return found
+
+
+def _is_preset(table: dict[tuple[str, float], float], dataset: str, value: float) -> bool:
+    """The paper's own setting is the best of its sweep."""
+    return max((v for name, v in table if name == dataset), key=lambda v: table[dataset, v]) == value
+
+
+def _sweep(table: dict[tuple[str, float], float], key: str, judged: Callable[[dict[float, float], float], bool]) -> Check:
+    def check(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+        found = swept(shelf, dataset, table, key)
+        values = {value: clean for value, clean in found.items() if clean is not None}
+        if len(values) < len(found):
+            return None
+        preset = next(value for value in values if _is_preset(table, dataset, value))
+        return Finding(judged(values, preset), ", ".join(f"{value:g}: {clean:.2f} %" for value, clean in values.items()))
+
+    return check
+
+
+def _is_best(values: dict[float, float], preset: float) -> bool:
+    return values[preset] >= max(values.values())
+
+
+def _no_drop(values: dict[float, float], preset: float) -> bool:
+    order = sorted(values)
+    place = order.index(preset)
+    return all(values[preset] - values[near] <= _DRAMATIC_POINTS for near in order[max(0, place - 1) : place + 2])
+
+
+_T1, _CURVES, _CIFAR = "table1", "figure-certified-accuracy", "figure-cifar10-comparison"
+_AUGMENT, _RATE, _CLIP = "ablation-augmentations", "ablation-learning-rate", "ablation-clip-norm"
+_S5, _S51, _APPENDIX = "Section 5", "Section 5.1", "Appendix D.2"
+_ONLY_CIFAR = ("cifar10",)
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(_T1, _S5, "all DP-CERT rows have a larger ACR than Regular, DPSGD and PSAC", higher_acr, SIGMAS),
+    Claim(_T1, _S5, "all DP-CERT rows have a higher certified accuracy at 0.25 than the baselines", higher_at_quarter, SIGMAS),
+    Claim(_T1, _S5, "DP-CERT's clean accuracy is generally below PSAC's", lower_clean_accuracy, SIGMAS),
+    Claim(_T1, _S5, "DP-CERT's ACR does not fall off as sigma goes from 0.25 to 1.0", no_fall_with_sigma, (1.0,)),
+    Claim(_T1, _S5, "DPSGD's ACR is not always below that of non-private training", dpsgd_not_always_below_regular, (0.5,),
+          ("all",)),
+    Claim(_T1, _S5, "all DP-CERT methods perform alike (ACR within 5 %)", similar_variants, SIGMAS),
+    Claim(_CURVES, "Appendix D.1", "DP-CERT is above Regular, DPSGD and PSAC at every radius", above_at_every_radius, SIGMAS),
+    Claim(_CIFAR, _S5, "TransDenoiser is less than 40 % better than SecureSGD", transdenoiser_lead, (0.5,), _ONLY_CIFAR),
+    Claim(_CIFAR, _S5, "all DP-CERT variants surpass TransDenoiser", not_run, (0.5,), _ONLY_CIFAR),
+    Claim(_CIFAR, _S5, "at radius 0.7 the best DP-CERT is over 250 % better than TransDenoiser", not_run, (0.5,), _ONLY_CIFAR),
+    *(
+        Claim(f"ablation-consistency-psac{full}", _S51, f"{word} brings {TITLES[base]} no gain of ACR (at most 5 %)",
+              _without_gain(base, part), sigmas)
+        for full, sigmas in (("", (0.5,)), ("-full", SIGMAS))
+        for base in VARIANTS[:2]
+        for part, word in (("consistency", "consistency"), ("psac", "PSAC"))
+    ),
+    Claim("ablation-consistency-psac", _S51, "DP-Gaussian does as well as any of the six (within 5 %)", simplest_is_as_good),
+    *(
+        Claim(f"{_AUGMENT}{full}", where, sentence, check, sigmas)
+        for full, sigmas in (("", (0.5,)), ("-full", SIGMAS))
+        for where, sentence, check in (
+            (_S51, "certified accuracy is largely unchanged by K (lines within 5 points)", unchanged_by_copies),
+            (_APPENDIX, "beyond K = 2 there is little gain (ACR at most 5 %)", little_gain_beyond_two),
+            (_APPENDIX, "any augmentation, the line 0 too, is better than DPSGD", copies_above_dpsgd),
+            (_S51, "fewer augmentations keep the clean accuracy better (K = 2 against 8)", fewer_copies_keep_accuracy),
+        )
+    ),
+    *(
+        Claim(target, _APPENDIX, sentence, _sweep(table, key, judged), (0.25,))
+        for target, table, key in ((_RATE, LEARNING_RATE, "learning_rate"), (_CLIP, CLIP_NORM, "clip_norm"))
+        for sentence, judged in (("the paper's setting has the highest clean accuracy", _is_best),
+                                 ("no dramatic drop beside it (at most 2 points)", _no_drop))
+    ),
+)  # fmt: skip

@@ -1,0 +1,310 @@
+"""The paper's figures from our rows, in its layout: panels by sigma, data set or tau; what was not run is said in the panel."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..store.durable import write_atomically
+from .claims import BASELINES, COPIES, VARIANTS
+from .paper import QUOTED, QUOTED_RADII, TITLES
+from .sample_claims import METRICS, TAUS, by_radius, logs, radii
+from .shelf import Measured, Shelf
+
+COLOURS = {
+    "regular": "#4a4a4a",
+    "dpsgd": "#b8860b",
+    "psac": "#8d5fa8",
+    "dp-gaussian": "#2a6fbb",
+    "dp-smoothadv": "#c8553d",
+    "dp-stability": "#3a8a5f",
+    "dp-macer": "#d17fae",
+}
+_DASHES = {"": "-", "+psac": "--", "+consistency": ":"}
+_SHADES = ("#0d2f5e", "#2a6fbb", "#5fa0d8", "#c8553d", "#8d5fa8")
+_PANEL = (3.3, 2.7)
+
+
+def _panels(rows: int, columns: int, height: float = _PANEL[1]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(_PANEL[0] * columns, 5.4), height * rows + 0.7), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _legend(figure: Any, panels: Any, columns: int = 4) -> None:
+    """One legend below all panels, so that it covers no curve."""
+    shown: dict[str, Any] = {}
+    for axes in np.ravel(panels):
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if shown:
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
+
+
+def _title(axes: Any, text: str, missing: Sequence[str], lines: int) -> None:
+    """The panel's title; what was not run is said under it, where it covers no curve."""
+    if len(missing) == lines:
+        text += "\nnot run"
+    elif missing:
+        text += f"\nnot run: {', '.join(missing) if len(missing) <= 2 else f'{len(missing)} of {lines} lines'}"
+    axes.set_title(text, fontsize="small")
+
+
+def _curve(axes: Any, run: Measured, label: str, colour: str, dashes: str) -> None:
+    grid = np.linspace(0.0, 3.3 * run.place.sigma, 150)
+    axes.plot(grid, [100 * run.share(float(r)) for r in grid], color=colour, linestyle=dashes, label=label, linewidth=1.4)
+
+
+Line = tuple[str, str, str, str, str]  # method, change, label, colour, dashes
+
+
+def _curves_figure(shelf: Shelf, lines: Sequence[Line], datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """Certified accuracy by radius: data sets below each other, sigmas side by side (one sigma: data sets side by side)."""
+    grid = [[(dataset, sigma) for sigma in sigmas] for dataset in datasets]
+    if len(sigmas) == 1:
+        grid = [[(dataset, sigmas[0]) for dataset in datasets]]
+    figure, panels = _panels(len(grid), len(grid[0]))
+    drawn = 0
+    for (dataset, sigma), axes in zip([place for row in grid for place in row], panels.ravel(), strict=True):
+        missing = []
+        for method, change, label, colour, dashes in lines:
+            run = shelf.certified(dataset, method, sigma, change)
+            if run is None:
+                missing.append(label)
+                continue
+            _curve(axes, run, label, colour, dashes)
+            drawn += 1
+        axes.set(xlim=(0, 3.3 * sigma), ylim=(0, 100), xlabel="L2 radius")
+        axes.grid(alpha=0.25)
+        _title(axes, f"{TITLES[dataset]}, sigma = {sigma:g}", missing, len(lines))
+    for row in panels:
+        row[0].set_ylabel("certified accuracy (%)")
+    _legend(figure, panels, 4 if len(grid[0]) > 2 else 3)
+    return figure if drawn else None
+
+
+_METHOD_LINES: list[Line] = [(name, "", TITLES[name], COLOURS[name], "-") for name in (*BASELINES, *VARIANTS)]
+_PART_LINES: list[Line] = [
+    (f"{base}{part}", "", TITLES[f"{base}{part}"], COLOURS[base], dashes)
+    for base in VARIANTS[:2]
+    for part, dashes in _DASHES.items()
+]
+_COPY_LINES: list[Line] = [
+    ("dp-gaussian", change, f"K = {line}" + (" (original replaced)" if line == "0" else ""), colour, "-")
+    for (line, change), colour in zip(COPIES.items(), _SHADES, strict=True)
+] + [("dpsgd", "", "DPSGD (no augmentation)", COLOURS["dpsgd"], "--")]
+
+
+def certified_accuracy(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """Methods by radius, a panel for each sigma."""
+    return _curves_figure(shelf, _METHOD_LINES, datasets, sigmas)
+
+
+def consistency_and_psac(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """DP-Gaussian and DP-SmoothAdv, with consistency, with PSAC."""
+    return _curves_figure(shelf, _PART_LINES, datasets, sigmas)
+
+
+def augmentations(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """DP-Gaussian by its number of augmentations."""
+    return _curves_figure(shelf, _COPY_LINES, datasets, sigmas)
+
+
+def cifar10_comparison(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """The quoted curves, and each as a change against TransDenoiser, the paper's axis. No run of ours stands in it."""
+    figure, panels = _panels(1, 2, 3.0)
+    for (name, values), colour in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
+        panels[0][0].plot(QUOTED_RADII, values, marker="o", color=colour, label=f"{name} (published)")
+        change = [100 * (value / best - 1) for value, best in zip(values, QUOTED["TransDenoiser"], strict=True)]
+        panels[0][1].plot(QUOTED_RADII, change, marker="o", color=colour, label=f"{name} (published)")
+    panels[0][0].set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, None))
+    panels[0][1].set(xlabel="L2 radius", ylabel="against TransDenoiser (%)")
+    for axes in panels[0]:
+        axes.grid(alpha=0.25)
+    _title(panels[0][0], "CIFAR-10 (DP-CERT: not run)", (), 3)
+    _title(panels[0][1], "relative to TransDenoiser", (), 3)
+    _legend(figure, panels, 3)
+    return figure
+
+
+def _analysed(shelf: Shelf, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
+    """The runs with per-sample metrics, and the names of those without."""
+    runs = [run for name in methods if (run := shelf.certified(dataset, name, sigma)) is not None and run.samples]
+    there = {run.place.method for run in runs}
+    return runs, [TITLES[name] for name in methods if name not in there]
+
+
+def _metric_panels(
+    shelf: Shelf, dataset: str, groups: Sequence[Sequence[str]], sigma: float, draw: Callable[[Any, list[Measured], str], None]
+) -> Any | None:
+    figure, panels = _panels(len(groups), len(METRICS))
+    drawn = 0
+    for methods, row in zip(groups, panels, strict=True):
+        for metric, axes in zip(METRICS, row, strict=True):
+            runs, missing = _analysed(shelf, dataset, methods, sigma)
+            if runs:
+                draw(axes, runs, metric)
+                drawn += 1
+            axes.grid(alpha=0.25)
+            _title(axes, metric, missing, len(methods))
+    figure.suptitle(f"{TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
+    _legend(figure, panels)
+    return figure if drawn else None
+
+
+def _histogram(axes: Any, values: np.ndarray, method: str, edges: np.ndarray, of: int) -> None:
+    """Per cent of `of` images. An outline with a light filling: four of them can be told apart."""
+    share = np.full(len(values), 100 / of)
+    axes.hist(values, edges, weights=share, histtype="stepfilled", color=COLOURS[method], alpha=0.12)
+    axes.hist(values, edges, weights=share, histtype="step", color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+
+
+def _edges(runs: Sequence[Measured], metric: str) -> np.ndarray:
+    """The same bins for all: their heights can be compared."""
+    return np.histogram_bin_edges(np.concatenate([logs(run, metric) for run in runs]), 30)
+
+
+def metric_histograms(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
+    """The three metrics: baselines and DP-Gaussian above, the variants of DP-CERT below."""
+    groups = ((*BASELINES, "dp-gaussian"), VARIANTS)
+
+    def draw(axes: Any, runs: list[Measured], metric: str) -> None:
+        for run in runs:
+            _histogram(axes, logs(run, metric), run.place.method, _edges(runs, metric), len(run.samples))
+        axes.set(xlabel=f"log10 {metric}", ylabel="images (%)")
+
+    found = {}
+    for dataset in datasets:
+        for sigma in sigmas:
+            key = "" if len(datasets) * len(sigmas) == 1 else f"-{dataset}-sigma{sigma:.2f}"
+            found[key] = _metric_panels(shelf, dataset, groups, sigma, draw)
+    return found
+
+
+def metrics_by_radius(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """The log of the mean metric of images grouped by radius."""
+    sigma = sigmas[0]
+
+    def draw(axes: Any, runs: list[Measured], metric: str) -> None:
+        for run in runs:
+            middles, values = by_radius(run, metric, sigma)
+            method = run.place.method
+            axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+        axes.set(xlabel="certified radius", ylabel=f"log10 mean {metric}")
+
+    return _metric_panels(shelf, datasets[0], [(*BASELINES, *VARIANTS)], sigma, draw)
+
+
+def metrics_split(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
+    """For each metric: images above tau and below it, baselines and then variants."""
+    names = {"Hessian norm": "-hessian", "gradient norm": "-gradient", "Lipschitz constant": "-lipschitz"}
+    return {name: _split(shelf, datasets[0], sigmas[0], metric) for metric, name in names.items()}
+
+
+def _split(shelf: Shelf, dataset: str, sigma: float, metric: str) -> Any | None:
+    figure, panels = _panels(4, len(TAUS), 1.9)
+    drawn = 0
+    for block, methods in enumerate(((*BASELINES, "dp-gaussian"), VARIANTS)):
+        runs, missing = _analysed(shelf, dataset, methods, sigma)
+        for column, tau in enumerate(TAUS):
+            for above, axes in zip((True, False), panels[2 * block : 2 * block + 2, column], strict=True):
+                for run in runs:
+                    chosen = logs(run, metric)[(radii(run) >= tau) == above]
+                    _histogram(axes, chosen, run.place.method, _edges(runs, metric), len(run.samples))
+                    drawn += 1
+                side = "at least" if above else "below"
+                _title(axes, f"radius {side} {tau:g}", missing, len(methods))
+                axes.grid(alpha=0.25)
+                axes.set(ylabel="images (%)" if column == 0 else "")
+    for axes in panels[-1]:
+        axes.set(xlabel=f"log10 {metric}")
+    figure.suptitle(f"{metric}, {TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
+    _legend(figure, panels)
+    return figure if drawn else None
+
+
+def certified_radii(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """Distribution of radii; wrong and undecided images stand at 0."""
+    figure, panels = _panels(1, 1, 3.4)
+    axes, sigma, missing = panels[0][0], sigmas[0], []
+    for method in (*BASELINES, "dp-gaussian"):
+        run = shelf.certified(datasets[0], method, sigma)
+        if run is None:
+            missing.append(TITLES[method])
+            continue
+        _histogram(axes, run.earned, method, np.linspace(0, 3.3 * sigma, 34), len(run.earned))
+    axes.set(xlabel="certified radius (0: wrong or abstained)", ylabel="images (%)")
+    _title(axes, f"{TITLES[datasets[0]]}, sigma = {sigma:g}", missing, 4)
+    axes.grid(alpha=0.25)
+    _legend(figure, panels, 4)
+    return figure if len(missing) < 4 else None
+
+
+def fgsm(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+    """Accuracy of the base models under FGSM by strength, with 95 % intervals."""
+    figure, panels = _panels(len(datasets), len(sigmas))
+    drawn = 0
+    for dataset, row in zip(datasets, panels, strict=True):
+        for sigma, axes in zip(sigmas, row, strict=True):
+            missing = []
+            for method in (*BASELINES, *VARIANTS):
+                run = shelf.get(dataset, method, sigma)
+                if run is None or not run.fgsm:
+                    missing.append(TITLES[method])
+                    continue
+                found = [run.fgsm[strength] for strength in sorted(run.fgsm)]
+                strengths = range(len(found))  # evenly spaced: 0.0005 to 1 fits no plain axis
+                axes.plot(strengths, [100 * r.accuracy for r in found], marker="o", markersize=3, color=COLOURS[method],
+                          label=TITLES[method], linewidth=1.2)  # fmt: skip
+                axes.fill_between(strengths, [100 * r.low for r in found], [100 * r.high for r in found],
+                                  color=COLOURS[method], alpha=0.12, linewidth=0)  # fmt: skip
+                axes.set_xticks(strengths, [f"{r.strength:g}" for r in found])
+                drawn += 1
+            axes.set(ylim=(0, 101))
+            axes.grid(alpha=0.25)
+            _title(axes, f"{TITLES[dataset]}, sigma = {sigma:g}", missing, len((*BASELINES, *VARIANTS)))
+        row[0].set_ylabel("accuracy (%)")
+    for axes in panels[-1]:
+        axes.set_xlabel("L-inf strength of FGSM")
+    _legend(figure, panels)
+    return figure if drawn else None
+
+
+FIGURES: dict[str, Callable[[Shelf, Sequence[str], Sequence[float]], Any]] = {
+    "figure-certified-accuracy": certified_accuracy,
+    "figure-cifar10-comparison": cifar10_comparison,
+    "ablation-consistency-psac": consistency_and_psac,
+    "ablation-consistency-psac-full": consistency_and_psac,
+    "ablation-augmentations": augmentations,
+    "ablation-augmentations-full": augmentations,
+    "figure-metric-histograms": metric_histograms,
+    "figure-metric-histograms-full": metric_histograms,
+    "figure-metrics-by-radius": metrics_by_radius,
+    "figure-metrics-split": metrics_split,
+    "figure-radii": certified_radii,
+    "figure-fgsm": fgsm,
+}
+
+
+def draw(shelf: Shelf, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
+    """The figures of a target by file name (without ending); nothing where no run is there."""
+    if target not in FIGURES:
+        return {}
+    made = FIGURES[target](shelf, datasets, sigmas)
+    by_name = made if isinstance(made, dict) else {"": made}
+    return {f"{target}{name}": figure for name, figure in by_name.items() if figure is not None}
+
+
+def save(figure: Any, folder: Path, name: str) -> None:
+    """As SVG and PNG; the same rows give the same bytes."""
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "dpcert", "svg.fonttype": "none"}):
+        for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 130, "metadata": {"Software": None}})):
+            data = io.BytesIO()
+            figure.savefig(data, format=ending, **options)
+            write_atomically(folder / f"{name}.{ending}", data.getvalue())

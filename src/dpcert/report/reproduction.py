@@ -1,0 +1,204 @@
+"""Tables and figures of the paper, ours beside its own: for the terminal and as one page of Markdown, from rows only."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..rounding import ceil_text
+from ..store.durable import write_atomically
+from . import paper_figures
+from .claims import BASELINES, CLAIMS, NO_PLACE, SIGMAS, VARIANTS, Judged, judge, swept
+from .paper import CLIP_NORM, LEARNING_RATE, OTHER_FORMULA, TABLE_1, TITLES
+from .sample_claims import SAMPLE_CLAIMS
+from .shelf import Measured, Shelf
+from .tables import as_markdown
+from .verdicts import NOT_RUN, Figure, accuracy_verdict, acr_of, acr_verdict, clean_of, marked
+
+COMMAND = "dpcert reproduce all --show --markdown docs/results.md --figures results/figures"
+TABLE_HEADINGS = (
+    *("sigma", "method", "runs x images", "clean accuracy %: ours / paper", "verdict"),
+    *("ACR: ours / paper", "verdict", "certified % at 0.25: ours / paper"),
+)
+CLAIM_HEADINGS = ("the paper says", "where", "data set", "sigma", "found", "figures")
+_SWEEPS = {
+    "ablation-learning-rate": (LEARNING_RATE, "learning_rate", "learning rate"),
+    "ablation-clip-norm": (CLIP_NORM, "clip_norm", "clip norm"),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A target as it is to be shown."""
+
+    name: str
+    paper: str
+    datasets: tuple[str, ...]
+    sigmas: tuple[float, ...]
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The data sets of a table; the paper's third, which is not run here, stands in the whole table only."""
+        return self.datasets if len(self.datasets) == 1 else (*self.datasets, "cifar10")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings, rows, and what stands above them."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """All that is shown of one target."""
+
+    asked: Asked
+    tables: list[Table]
+    judged: list[Judged]
+    figures: dict[str, Any]
+    notes: list[str]
+
+
+def section(shelf: Shelf, asked: Asked, *, with_figures: bool) -> Section:
+    """One target, made from rows."""
+    tables: list[Table] = []
+    notes: list[str] = []
+    if asked.name == "table1":
+        tables, notes = _table_1(shelf, asked)
+    elif asked.name in _SWEEPS:
+        tables = [_sweep(shelf, asked)]
+    judged = judge((*CLAIMS, *SAMPLE_CLAIMS), shelf, asked.name, asked.datasets, asked.sigmas)
+    figures = paper_figures.draw(shelf, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
+    return Section(asked, tables, judged, figures, notes)
+
+
+def _table_1(shelf: Shelf, asked: Asked) -> tuple[list[Table], list[str]]:
+    tables, used = [], []
+    for dataset in asked.shown:
+        rows = []
+        for sigma in SIGMAS:
+            for method in (*BASELINES, *VARIANTS):
+                runs = shelf.seeds(dataset, method, sigma)
+                used += runs
+                rows.append((f"{sigma:g}", TITLES[method], *_beside(runs, TABLE_1[dataset, method, sigma], method)))
+        tables.append(Table(TITLES[dataset], TABLE_HEADINGS, rows))
+    return tables, _notes(used)
+
+
+def _beside(runs: list[Measured], paper: tuple[float, float, float], method: str) -> tuple[str, ...]:
+    if not runs:
+        return ("", f"- / {paper[0]:.2f}", NOT_RUN, f"- / {paper[1]:.3f}", NOT_RUN, f"- / {paper[2]:.1f}")
+    clean, acr = clean_of(runs), acr_of(runs)
+    at = 100 * sum(run.share(0.25) for run in runs) / len(runs)
+    images = sorted({len(run.rows) for run in runs})
+    return (
+        f"{len(runs)} x {' to '.join(str(count) for count in dict.fromkeys((images[0], images[-1])))}",
+        "not measured" if clean is None else _pair(clean, paper[0]),
+        "" if clean is None else marked(method, accuracy_verdict(clean.value, paper[0])),
+        f"{acr.value:.3f} ± {acr.error:.3f} / {paper[1]:.3f} ({100 * (acr.value / paper[1] - 1):+.1f} %)",
+        marked(method, acr_verdict(acr, paper[1])),
+        f"{at:.1f} / {paper[2]:.1f} ({at - paper[2]:+.1f})",
+    )
+
+
+def _pair(ours: Figure, paper: float) -> str:
+    spread = "" if ours.spread is None else f" ± {ours.spread:.2f}"
+    return f"{ours.value:.2f}{spread} / {paper:.2f} ({ours.value - paper:+.2f})"
+
+
+def _notes(used: list[Measured]) -> list[str]:
+    private = [run.facts.metrics["privacy"] for run in used if run.facts.metrics["privacy"]["private"]]
+    budget = [f"(epsilon {ceil_text(p['epsilon'], 4)}, delta {p['delta']:g})" for p in private]
+    notes = []
+    if budget:
+        notes.append(f"Private rows: at most {max(budget)}. Regular is not private.")
+    notes.append("± for ACR: standard error over images, joined with the spread over seeds; for accuracy: spread over seeds.")
+    notes.append("agrees: ACR within 5 % or two standard errors, clean accuracy within 1 point.")
+    other = ", ".join(title for name, title in TITLES.items() if name in OTHER_FORMULA)
+    notes.append(f"not comparable: the published figures of {other} came from other formulas than the published ones.")
+    bare = sorted({run.facts.path.name for run in used if not run.has_weights})
+    if bare:
+        notes.append(f"Rows without weights (nothing more can be measured of them): {', '.join(bare)}.")
+    return notes
+
+
+def _sweep(shelf: Shelf, asked: Asked) -> Table:
+    table, key, title = _SWEEPS[asked.name]
+    rows: list[tuple[str, ...]] = []
+    for dataset in asked.shown:
+        for value, clean in swept(shelf, dataset, table, key).items():
+            paper = table[dataset, value]
+            ours = f"- / {paper:.2f}" if clean is None else _pair(Figure(clean, 0.0), paper)
+            rows.append((TITLES[dataset], f"{value:g}", ours, NOT_RUN if clean is None else accuracy_verdict(clean, paper)))
+    return Table("DP-Gaussian, sigma 0.25", ("data set", title, "clean accuracy %: ours / paper", "verdict"), rows)
+
+
+def claim_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
+    """Claims as rows of a table."""
+    return [
+        (
+            one.claim.sentence,
+            one.claim.where,
+            TITLES[one.dataset],
+            "" if one.dataset in NO_PLACE else f"{one.sigma:g}",
+            one.state,
+            "" if one.finding is None else one.finding.figures,
+        )
+        for one in judged
+    ]
+
+
+def summary(sections: Sequence[Section]) -> str:
+    """How many verdicts and claims came out how, in one line."""
+    verdicts = Counter(
+        word.removesuffix(" (not comparable)")
+        for part in sections
+        for table in part.tables
+        for row in table.rows
+        for heading, word in zip(table.headings, row, strict=True)
+        if heading == "verdict" and word
+    )
+    states = Counter(one.state for part in sections for one in part.judged)
+    told = [
+        f"{what}: {', '.join(f'{count} {word}' for word, count in sorted(counts.items()))}"
+        for what, counts in (("verdicts", verdicts), ("claims", states))
+        if counts
+    ]
+    return "; ".join(told)
+
+
+def save_figures(sections: Sequence[Section], folder: Path) -> None:
+    """All figures as SVG and PNG."""
+    for part in sections:
+        for name, figure in part.figures.items():
+            paper_figures.save(figure, folder, name)
+
+
+def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None) -> None:
+    """The page of results; what a person wrote about it stands in ``<page>_reading.md`` beside it and is put in."""
+    reading = file.with_name(f"{file.stem}_reading.md")
+    parts = [
+        "# Results: ours beside the paper's\n",
+        f"Made from the rows in `results/` by `{COMMAND}`; only the reading below is written by hand (`{reading.name}`).\n",
+        f"{_first_upper(summary(sections))}.\n",
+        *([reading.read_text(encoding="utf-8").strip() + "\n"] if reading.is_file() else []),
+    ]
+    for part in sections:
+        parts.append(f"## {part.asked.name}\n\n{_first_upper(part.asked.paper)}.\n")
+        parts += [f"**{table.title}**\n\n{as_markdown(table.headings, table.rows)}" for table in part.tables]
+        parts += ["\n".join(f"- {note}" for note in part.notes) + "\n"] if part.notes else []
+        parts += [as_markdown(CLAIM_HEADINGS, claim_rows(part.judged))] if part.judged else []
+        if figures is not None:
+            base = os.path.relpath(figures, file.parent)
+            parts += [f"![{name}]({Path(base, name).as_posix()}.png)\n" for name in part.figures]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, "\n".join(parts).encode())
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

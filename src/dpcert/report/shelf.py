@@ -1,0 +1,134 @@
+"""Runs of a grid as they are on disk: each is read once, when a table or figure asks for it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..store.metrics import is_papers
+from ..store.records import AttackRow, CertificateRow, SampleRow, read_rows
+from ..store.runs import RunDirectory
+from .tables import RunFacts, read_run
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a table or figure: a run at one sigma. `change` says what differs from the preset, e.g. ``copies4``."""
+
+    dataset: str
+    method: str
+    sigma: float
+    seed: int = 0
+    change: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A test image with its three metrics and its certificate at the sigma asked for."""
+
+    gradient_norm: float
+    hessian_norm: float
+    lipschitz: float
+    radius: float  # 0 where the class is wrong or the model abstains
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one run at one sigma; `rows` is empty where it is not certified there."""
+
+    place: Place
+    facts: RunFacts
+    rows: list[CertificateRow]
+
+    @property
+    def clean(self) -> float | None:
+        """Clean accuracy in per cent."""
+        share = self.facts.metrics["clean_accuracy"]
+        return None if share is None else 100.0 * float(share)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether more could be measured of it."""
+        return RunDirectory(self.facts.path).model.exists()
+
+    @cached_property
+    def earned(self) -> np.ndarray:
+        """The radius of each image, 0 where the class is wrong."""
+        return np.array([row.radius if row.correct else 0.0 for row in self.rows])
+
+    @property
+    def acr(self) -> float:
+        """Average certified radius."""
+        return float(self.earned.mean())
+
+    @property
+    def acr_error(self) -> float:
+        """Its standard error, from the spread over images."""
+        return float(self.earned.std(ddof=1)) / math.sqrt(len(self.earned)) if len(self.earned) > 1 else math.inf
+
+    def share(self, radius: float) -> float:
+        """Certified accuracy at a radius, as a share: the class is right and the radius is reached."""
+        right = np.array([bool(row.correct) for row in self.rows]) if radius == 0 else self.earned > 0
+        return float((right & (self.earned >= radius)).mean())
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The images of samples.tsv that are certified at this sigma: joined by index."""
+        path = self.facts.path / "samples.tsv"
+        if not path.exists():
+            return []
+        earned = {row.idx: float(radius) for row, radius in zip(self.rows, self.earned, strict=True)}
+        rows = read_rows(SampleRow, path, allow_torn_end=True)
+        joined = [(row, earned[row.idx]) for row in rows if row.idx in earned]
+        return [Sample(row.gradient_norm, row.hessian_norm, row.lipschitz, radius) for row, radius in joined]
+
+    @cached_property
+    def fgsm(self) -> dict[float, AttackRow]:
+        """The base model under FGSM, by strength."""
+        path = self.facts.path / "attacks.tsv"
+        rows = read_rows(AttackRow, path, allow_torn_end=True) if path.exists() else []
+        return {row.strength: row for row in rows if (row.attack, row.target) == ("fgsm", "base")}
+
+
+class Shelf:
+    """All runs that tables and figures may ask for, and where each would be."""
+
+    def __init__(self, paths: dict[Place, Path]) -> None:
+        self._paths = paths
+        self._facts: dict[Path, RunFacts | None] = {}
+        self._measured: dict[Place, Measured | None] = {}
+
+    def get(self, dataset: str, method: str, sigma: float, change: str = "", seed: int = 0) -> Measured | None:
+        """The run, certified at `sigma` or not; None if it is not there or not finished."""
+        place = Place(dataset, method, sigma, seed, change)
+        if place not in self._measured:
+            facts = self._read(self._paths[place]) if place in self._paths else None
+            entries = [] if facts is None else [c for c in facts.certified if is_papers(c.figures, sigma)]
+            best = max(entries, key=lambda entry: len(entry.rows), default=None)
+            self._measured[place] = None if facts is None else Measured(place, facts, best.rows if best else [])
+        return self._measured[place]
+
+    def certified(self, dataset: str, method: str, sigma: float, change: str = "", seed: int = 0) -> Measured | None:
+        """The run if it is certified at `sigma`."""
+        found = self.get(dataset, method, sigma, change, seed)
+        return found if found is not None and found.rows else None
+
+    def seeds(self, dataset: str, method: str, sigma: float, change: str = "") -> list[Measured]:
+        """The run of every seed that is certified at `sigma`."""
+        known = sorted({place.seed for place in self._paths})
+        return [run for seed in known if (run := self.certified(dataset, method, sigma, change, seed))]
+
+    def all_certified(self, dataset: str, methods: Iterable[str], sigma: float) -> list[Measured] | None:
+        """A run of every method, or None if one is missing."""
+        found = [self.certified(dataset, method, sigma) for method in methods]
+        return [run for run in found if run] if all(found) else None
+
+    def _read(self, path: Path) -> RunFacts | None:
+        if path not in self._facts:
+            directory = RunDirectory(path)
+            finished = directory.config.exists() and directory.metrics.exists()
+            self._facts[path] = read_run(path) if finished else None
+        return self._facts[path]

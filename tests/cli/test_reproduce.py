@@ -1,0 +1,101 @@
+"""``dpcert reproduce``: what it prints, what it refuses, and that it only looks when told so."""
+
+from pathlib import Path
+
+import pytest
+
+from dpcert.cli import main
+from dpcert.experiment.grid import TARGETS, Cell
+from tests.grid_fakes import fake_run, radius_of
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", *arguments])
+    return stop.value.code
+
+
+def test_without_a_target_it_lists_them(tmp_path, capsys):
+    fake_run(tmp_path, Cell("mnist", "dpsgd"), {s: radius_of(0.3, s) for s in (0.25, 0.5, 1.0)})
+    assert call("--results", str(tmp_path), "--examples", "100") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*TARGETS, "all"))
+    table = next(line for line in shown.splitlines() if "table1" in line)
+    assert [cell.strip() for cell in table.split("│")][3:5] == ["46", "1"]
+
+
+def test_show_touches_nothing(tmp_path, capsys):
+    fake_run(tmp_path, Cell("mnist", "dpsgd"), {0.5: radius_of(0.3, 0.5)})
+    before = sorted(path for path in tmp_path.rglob("*"))
+    assert call("table1", "--show", "--dataset", "mnist", "--results", str(tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert "DPSGD" in printed.out and "not run" in printed.out and printed.err == ""
+    assert before == sorted(path for path in tmp_path.rglob("*"))
+
+
+def test_dry_run_says_what_is_missing_and_how_long(tmp_path, capsys):
+    fake_run(tmp_path, Cell("mnist", "dpsgd"), {0.5: radius_of(0.3, 0.5)})
+    assert call("figure-radii", "--dry-run", "--results", str(tmp_path), "--examples", "100") == 0
+    told = capsys.readouterr().err
+    assert "missing: mnist-regular: train, certify at 0.5" in told and "mnist-dpsgd" not in told
+    assert "3 of 4 runs are not complete; about" in told and not (tmp_path / "logs").exists()
+
+
+def test_when_all_is_there_it_only_shows(tmp_path, capsys):
+    for method in ("regular", "dpsgd", "psac", "dp-gaussian"):
+        fake_run(tmp_path, Cell("mnist", method), {0.5: radius_of(1.2, 0.5)})
+    assert call("figure-radii", "--results", str(tmp_path), "--examples", "100", "--figures", str(tmp_path / "f")) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "" and "does not hold" in printed.out and (tmp_path / "f" / "figure-radii.png").exists()
+
+
+def test_our_own_results_can_be_shown(capsys):
+    assert call("table1", "--show", "--dataset", "mnist", "--results", str(RESULTS)) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "│ 0.5" in line and "DP-Gaussian" in line]
+    assert rows and "agrees" in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tabel1"], "target 'tabel1' is unknown; did you mean table1?"),
+        (["table1", "--dataset", "svhn"], "data set 'svhn' is unknown"),
+        (["table1", "--dataset", "cifar10"], "comes in a later issue"),
+        (["table1", "--examples", "10001"], "--examples is 10001, must be a whole number in [1, 10000]"),
+        (["table1", "--examples", "0"], "--examples is 0"),
+        (["table1", "--jobs", "0"], "--jobs is 0"),
+        (["figure-radii", "--dataset", "fashion-mnist"], "figure-radii is about mnist"),
+    ],
+)
+def test_wrong_requests_get_one_line(tmp_path, capsys, arguments, words):
+    assert call(*arguments, "--results", str(tmp_path / "results")) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and words in told and told.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_wrong_folders_get_one_line(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert call("table1", "--results", str(file)) == 2
+    assert "is a file, must be a folder of run directories" in capsys.readouterr().err
+    folder = fake_run(tmp_path, Cell("mnist", "dpsgd"), {0.5: radius_of(0.3, 0.5)})
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("clip_norm = 0.1", "clip_norm = 0.2"))
+    assert call("table1", "--dry-run", "--results", str(tmp_path)) == 2
+    assert "(privacy.clip_norm: 0.2 -> 0.1)" in capsys.readouterr().err
+
+
+def test_failed_pieces_make_the_command_fail_at_the_end(tmp_path, capsys, monkeypatch):
+    from dpcert.cli import _reproduce
+    from dpcert.experiment.pieces import Piece
+    from dpcert.experiment.reproduce import Failure
+
+    failure = Failure(Piece("train", Cell("mnist", "dpsgd"), 100), "the disk is on fire")
+    monkeypatch.setattr(_reproduce, "do_missing", lambda asked, dry_run: [failure])
+    assert call("figure-radii", "--results", str(tmp_path)) == 2
+    printed = capsys.readouterr()
+    assert "figure-radii" in printed.out
+    assert "1 pieces failed, the first: train mnist-dpsgd: the disk is on fire; logs are in" in printed.err

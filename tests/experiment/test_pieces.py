@@ -1,0 +1,154 @@
+"""What is missing is found by looking: done work is skipped, foreign work is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from dpcert.errors import DpcertError
+from dpcert.experiment.estimate import Estimator, as_words
+from dpcert.experiment.grid import Cell, Need
+from dpcert.experiment.pieces import Piece, check_examples, check_results, missing_of
+from dpcert.store.durable import write_checked_json
+from tests.grid_fakes import entry, fake_run, radius_of
+
+CELL = Cell("mnist", "dp-gaussian")
+NEED = Need(CELL, (0.5,), samples=True, attacks=("fgsm",))
+
+
+def kinds(need, results, examples=100):
+    return [piece.kind for piece in missing_of(need, results, examples)]
+
+
+def test_nothing_there_is_everything_missing_in_order(tmp_path):
+    assert kinds(NEED, tmp_path) == ["train", "certify", "analyze", "attack"]
+
+
+def test_done_is_done(tmp_path):
+    fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)}, samples=lambda k: (1, 1, 1), fgsm=(0.9, 0.8, 0.3, 0.1, 0.1))
+    before = {path: path.read_bytes() for path in (tmp_path / CELL.name).iterdir()}
+    assert kinds(NEED, tmp_path) == []
+    assert kinds(NEED, tmp_path, 50) == []  # more than was asked for is left alone
+    assert before == {path: path.read_bytes() for path in (tmp_path / CELL.name).iterdir()}
+
+
+def test_too_few_examples_are_certified_further(tmp_path):
+    fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)}, samples=lambda k: (1, 1, 1), fgsm=(0.9, 0.8, 0.3, 0.1, 0.1))
+    assert kinds(NEED, tmp_path, 101) == ["certify", "analyze"]
+
+
+def test_one_run_serves_three_sigmas(tmp_path):
+    cell = Cell("mnist", "dpsgd")
+    fake_run(tmp_path, cell, {0.5: radius_of(1, 0.5)})
+    assert [piece.sigma for piece in missing_of(Need(cell, (0.25, 0.5, 1.0)), tmp_path, 100)] == [0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 1000},
+        {"n0": 10},
+        {"alpha": 0.01},
+        {"split": "validation"},
+        {"alpha_is": "simultaneous"},
+        {"skip_misclassified": True},
+    ],
+)
+def test_certificates_of_another_kind_are_not_the_papers(tmp_path, change):
+    folder = fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)})
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics.pop("check")
+    metrics["certification"] = [entry(0.5, radius_of(1, 0.5)) | change]
+    write_checked_json(folder / "metrics.json", metrics)
+    assert kinds(Need(CELL, (0.5,)), tmp_path) == ["certify"]
+
+
+def test_rows_without_weights_count_as_not_trained(tmp_path):
+    fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)}, weights=False)
+    assert kinds(Need(CELL, (0.5,)), tmp_path) == ["train", "certify"]
+
+
+def test_a_half_finished_run_goes_on(tmp_path):
+    folder = tmp_path / CELL.name
+    folder.mkdir()
+    (folder / "config.toml").write_text(CELL.config().to_toml())
+    assert kinds(Need(CELL, (0.5,)), tmp_path) == ["train", "certify"]
+
+
+def test_certification_goes_on_with_the_noise_it_began_with(tmp_path):
+    piece = Piece("certify", CELL, 1000, 0.5)
+    assert piece.command(tmp_path)[-2:] == ["--seed", "0"]
+    fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)})
+    (tmp_path / CELL.name / "certificates-sigma0.50.json").write_text("{}")
+    assert "--seed" not in piece.command(tmp_path)
+
+
+def _refusal(tmp_path, cell=CELL):
+    with pytest.raises(DpcertError) as error:
+        missing_of(Need(cell, (0.5,)), tmp_path, 100)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_directory_of_other_settings_is_refused_by_its_key(tmp_path):
+    folder = fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)})
+    text = (folder / "config.toml").read_text()
+    for old, new, key in (
+        ("learning_rate = 0.5", "learning_rate = 0.7", "train.learning_rate: 0.7 -> 0.5"),
+        ('name = "mnist"', 'name = "fashion-mnist"', "data.name: fashion-mnist -> mnist"),
+        ("seed = 0\nphysical", "seed = 3\nphysical", "train.seed: 3 -> 0"),
+        ("copies = 2", "copies = 3", "method.copies: 3 -> 2"),
+    ):
+        assert old in text
+        (folder / "config.toml").write_text(text.replace(old, new, 1))
+        assert f"other settings than its name says ({key})" in _refusal(tmp_path)
+
+
+def test_a_run_without_a_seed_is_a_first_draw(tmp_path):
+    folder = fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)})
+    config = folder / "config.toml"
+    config.write_text(re.sub(r"(?m)^seed = 0\n", "", config.read_text()))
+    assert missing_of(Need(CELL, (0.5,)), tmp_path, 100) == []
+    other = Cell("mnist", "dp-gaussian", seed=1)
+    folder.rename(tmp_path / other.name)
+    assert "train.seed: None -> 1" in _refusal(tmp_path, other)
+
+
+def test_a_config_of_a_newer_version_is_refused(tmp_path):
+    folder = fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)})
+    with (folder / "config.toml").open("a") as file:
+        file.write("[quantum]\nbits = 3\n")
+    assert "unknown key 'quantum'" in _refusal(tmp_path) and "newer version: update dpcert" in _refusal(tmp_path)
+
+
+def test_wrong_places_and_numbers(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / CELL.name).write_text("")
+    assert "is a file, must be the run directory" in _refusal(tmp_path)
+    with pytest.raises(DpcertError, match="--results .*file is a file"):
+        check_results(tmp_path / "file")
+    for wrong in (0, -1, 10_001):
+        with pytest.raises(DpcertError, match=f"--examples is {wrong}, must be a whole number in .1, 10000."):
+            check_examples(wrong)
+    assert check_examples(10_000) == 10_000
+
+
+def test_estimates_follow_what_was_measured(tmp_path):
+    dpsgd, gaussian = Cell("mnist", "dpsgd"), CELL
+    fake_run(tmp_path, dpsgd, {0.5: np.full(100, 0.2)}, seconds=50.0)
+    estimator = Estimator(tmp_path, [dpsgd, gaussian])
+    train = Piece("train", gaussian, 100)
+    assert estimator.seconds(train) == pytest.approx(50.0 * 2.6)  # the table's cost of the method
+    assert estimator.seconds(Piece("certify", gaussian, 300, 0.5)) == pytest.approx(60.0)
+    estimator.note(train, 1300.0)  # this session knows better
+    assert estimator.seconds(Piece("train", dpsgd, 100)) == pytest.approx(500.0)
+    chains = [[train], [train], [train, train]]
+    assert estimator.left(chains, 1) == pytest.approx(4 * 1300)
+    assert estimator.left(chains, 8) == pytest.approx(2 * 1300)  # no quicker than the longest chain
+    assert estimator.left([], 2) == 0
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(10, "1 min"), (90, "2 min"), (3540, "59 min"), (7265, "2 h 01 min")])
+def test_words_for_times(seconds, words):
+    assert as_words(seconds) == words

@@ -1,0 +1,170 @@
+"""Run directories of a grid without any training: files written with the library's own writers, figures chosen by the test."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpcert.certification.metrics import average_certified_radius, certified_accuracy, radii_to_show
+from dpcert.experiment.grid import Cell
+from dpcert.store.durable import sha256_hex, write_checked_json
+from dpcert.store.records import AttackRow, CertificateRow, Row, SampleRow, header, text_of
+
+SIZE = 10_000
+
+
+def _write_rows(path: Path, kind: type[Row], rows: Sequence[Row]) -> None:
+    path.write_text("\n".join([header(kind), *(text_of(row) for row in rows)]) + "\n")
+
+
+def certificate_rows(radius: np.ndarray) -> list[CertificateRow]:
+    """A radius of 0 is an image that is not certified."""
+    stride = SIZE // len(radius)
+    rows = []
+    for k, r in enumerate(radius):
+        good = bool(r > 0)
+        rows.append(
+            CertificateRow(k * stride, 1, 1 if good else -1, float(r), int(good), 0.1, 9000, 10_000, 0.9 if good else 0.0)
+        )
+    return rows
+
+
+def entry(sigma: float, radius: np.ndarray) -> dict:
+    """The certification as it stands in metrics.json."""
+    right = radius > 0
+    acr = average_certified_radius(radius, right)
+    at = {r: certified_accuracy(radius, right, r) for r in radii_to_show(sigma)}
+    facts = {"sigma": sigma, "n0": 100, "n": 10_000, "alpha": 0.001, "fresh_noise": False, "skip_misclassified": False}
+    return {
+        **facts,
+        "alpha_is": "per input",
+        "examples": len(radius),
+        "subset": "some",
+        "split": "test",
+        "stride": SIZE // len(radius),
+        "acr": acr.value,
+        "acr_interval": [acr.low, acr.high],
+        "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
+        "certified_accuracy_interval": {f"{r:.2f}": [e.low, e.high] for r, e in at.items()},
+        "abstained": int((~right).sum()),
+        "file": f"certificates-sigma{sigma:.2f}.tsv",
+    }
+
+
+def fake_run(
+    results: Path,
+    cell: Cell,
+    radii: dict[float, np.ndarray],
+    *,
+    clean: float = 0.9,
+    weights: bool = True,
+    samples: Callable[[int], tuple[float, float, float]] | None = None,
+    fgsm: Sequence[float] | None = None,
+    seconds: float = 100.0,
+) -> Path:
+    """A finished run: `radii` by sigma, `samples` gives (gradient, Hessian, Lipschitz) of the k-th image."""
+    folder = results / cell.name
+    folder.mkdir(parents=True)
+    config = cell.config().to_toml().encode()
+    (folder / "config.toml").write_bytes(config)
+    if weights:
+        (folder / "model.safetensors").write_bytes(b"weights")
+    for sigma, radius in radii.items():
+        _write_rows(folder / f"certificates-sigma{sigma:.2f}.tsv", CertificateRow, certificate_rows(radius))
+    private = {"private": True, "reason": None, "epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove-one"}
+    private |= {"accountant": "pld", "noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 10, "clip_norm": 0.1}
+    metrics = {
+        "dataset": cell.dataset,
+        "method": cell.method,
+        "sigma_train": cell.sigma,
+        "clean_accuracy": clean,
+        "privacy": {**private, "conditions": []},
+        "certification": [entry(sigma, radius) for sigma, radius in sorted(radii.items())],
+        "timing": {"train_seconds": seconds, "certify_seconds": 20.0},
+        "config_sha256": sha256_hex(config),
+    }
+    write_checked_json(folder / "metrics.json", metrics)
+    if samples is not None:
+        sigma, radius = next(iter(sorted(radii.items())))
+        rows = [
+            SampleRow(k * (SIZE // len(radius)), 1, 1, *_ordered(samples(k)), sigma, float(r), int(r > 0))
+            for k, r in enumerate(radius)
+        ]
+        _write_rows(folder / "samples.tsv", SampleRow, rows)
+    if fgsm is not None:
+        strengths = (0.0005, 0.01, 0.1, 0.5, 1.0)
+        attacks = [
+            AttackRow("fgsm", "base", None, s, 1, 1, 1000, a, max(0.0, a - 0.02), min(1.0, a + 0.02))
+            for s, a in zip(strengths, fgsm, strict=True)
+        ]
+        _write_rows(folder / "attacks.tsv", AttackRow, attacks)
+    return folder
+
+
+def _ordered(metrics: tuple[float, float, float]) -> tuple[float, float, float, float]:
+    gradient, hessian, lipschitz = metrics
+    return gradient, hessian, 0.001, lipschitz
+
+
+def radius_of(mean: float, sigma: float, count: int = 100, uncertified: float = 0.1, seed: int = 0) -> np.ndarray:
+    """Radii about `mean`, a share of them 0, none above what 10,000 votes can prove."""
+    generator = np.random.default_rng(seed)
+    radius = np.clip(generator.normal(mean, 0.3 * sigma, count), 0.01, 3.19 * sigma)
+    radius[: int(uncertified * count)] = 0.0
+    return radius
+
+
+def whole_grid(results: Path, *, count: int = 100, worlds: dict[str, dict] | None = None) -> None:
+    """All cells of all targets, in a world where every sentence of the paper holds; `worlds` changes single methods."""
+    from dpcert.experiment.grid import DATASETS, TARGETS, needs_of
+
+    share = {
+        "regular": 0.5,
+        "dpsgd": 0.48,
+        "psac": 0.49,
+        "dp-gaussian": 3.15,
+        "dp-smoothadv": 3.2,
+        "dp-stability": 3.15,
+        "dp-macer": 3.15,
+    }
+    for need in needs_of(list(TARGETS.values()), DATASETS):
+        cell = need.cell
+        base = cell.method.split("+")[0]
+        world = {
+            "mean": share[base] + (0.1 if (base, cell.dataset) == ("dpsgd", "mnist") else 0.0),
+            "lost": 0.5 if base in ("regular", "dpsgd", "psac") else 0.05,
+            "clean": 0.98 if base in ("regular", "dpsgd", "psac") else 0.97 - 0.001 * cell.sigma,
+            "metrics": (1.0, 1.0, 1.0),
+            "bimodal": base == "dpsgd",
+            "fgsm": (0.9, 0.8, 0.3, 0.1, 0.1),
+        }
+        if base == "regular":
+            world["metrics"] = (30.0, 3.0, 3.0)
+        elif base in ("dpsgd", "psac"):
+            world["metrics"] = (3.0, 3.0, 3.0)
+        elif base == "dp-stability":
+            world |= {"metrics": (4.0, 4.0, 0.3), "fgsm": (0.95, 0.9, 0.6, 0.12, 0.1)}
+        else:
+            world["fgsm"] = (0.92, 0.86, 0.5, 0.11, 0.1)
+        if cell.change and cell.change[0][0] != "method.copies":
+            world["clean"] -= 0.01
+        world |= (worlds or {}).get(cell.method, {})
+        radii = {s: radius_of(world["mean"] * s, s, count, world["lost"], cell.seed) for s in need.sigmas}
+        generator = np.random.default_rng(7)
+        fall = next(iter(sorted(radii.items())), (0.5, np.zeros(count)))
+        high, noise = (fall[1] == 0) & (np.arange(count) % 2 == 0), generator.normal(0, 0.1, (count, 3))
+
+        def metrics(k, world=world, fall=fall, high=high, noise=noise):
+            gone = 0.4 * fall[1][k] / fall[0]
+            up = 3.0 if world["bimodal"] and high[k] else 0.0
+            logs = np.array([-gone + up + 4 * noise[k, 0], -gone + 2 * noise[k, 1], -gone])
+            return tuple(float(v) for v in np.array(world["metrics"]) * 10.0**logs)
+
+        fake_run(
+            results,
+            cell,
+            radii,
+            clean=world["clean"],
+            samples=metrics if need.samples else None,
+            fgsm=world["fgsm"] if need.attacks else None,
+        )
