@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._validate import shown
 from ..errors import RunError
 from .durable import read_checked_json
 
 Check = Callable[[Any], bool]
+FORMAT = "dpcert-1"  # of run directories: the word in a model's header, and in metrics.json where it is given
 _WITHOUT_CHECKSUM = frozenset(
     ("dataset", "method", "sigma_train", "clean_accuracy", "validation_accuracy", "privacy", "certification", "timing")
 )
@@ -21,6 +23,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
     """
     remedy = "delete it and give dpcert train and dpcert certify again: they make it anew from model, ledger and rows"
     metrics = read_checked_json(path, what="metrics", remedy=remedy, unchecked_keys=_WITHOUT_CHECKSUM)
+    require_known_format(path, metrics.get("format", FORMAT))
     wrong = _first_wrong(metrics, _METRICS)
     if wrong is None:
         wrong = _first_wrong(metrics["privacy"], _PRIVATE if metrics["privacy"].get("private") else _NOT_PRIVATE, "privacy.")
@@ -29,6 +32,12 @@ def read_metrics(path: Path) -> dict[str, Any]:
     if wrong is not None:
         raise RunError(f"{path} has no usable {wrong!r}; it is damaged or from another version")
     return metrics
+
+
+def require_known_format(path: Path, found: Any) -> None:
+    """Raise unless a file of a run is of the format this version reads."""
+    if found != FORMAT:
+        raise RunError(f"{path} has format {shown(found)}, this version reads {FORMAT}; update dpcert to read a newer run")
 
 
 def _first_wrong(table: Any, checks: Mapping[str, Check], prefix: str = "") -> str | None:
