@@ -22,7 +22,7 @@ class TestImages:
     def of(self, run: Path, certificates: str) -> tuple[np.ndarray | None, str]:
         """The test split ``[n, channels, height, width]``, or None and the reason in a few words that name no path.
 
-        They must be the images that were certified: the file beside the rows holds their SHA-256 (older ones do not).
+        They must be the images that were certified, whose SHA-256 is in the file beside the rows.
         """
         config = read_config(run)
         key = config.data.model_dump_json()
@@ -32,9 +32,19 @@ class TestImages:
         if isinstance(found, str):
             return None, found
         images, digest = found
-        sidecar = (run / certificates).with_suffix(".json")
-        stated = _read_facts(sidecar).get("images_sha256", digest) if sidecar.is_file() else digest
-        return (images, "") if stated == digest else (None, "the data set on this machine is not the one that was certified")
+        certified = _certified_images(run / certificates)
+        if certified is None:
+            return None, "the file beside the certificates does not tell which images were certified"
+        return (images, "") if certified == digest else (None, "the data set on this machine is not the one that was certified")
+
+
+def _certified_images(rows: Path) -> str | None:
+    """The SHA-256 in the file beside the rows; None where it is missing, damaged or from before it was recorded."""
+    try:
+        stated = _read_facts(rows.with_suffix(".json")).get("images_sha256")
+    except DpcertError:
+        return None
+    return stated if isinstance(stated, str) else None
 
 
 def _load(config: Config) -> tuple[np.ndarray, str] | str:

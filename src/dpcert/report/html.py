@@ -48,6 +48,15 @@ class _RunView:
     groups: list[_Group]
     correlations: list[Correlation]
 
+    @property
+    def labels(self) -> list[int]:
+        """The classes that have an image."""
+        return [found.label for found in self.classes]
+
+    def share(self, label: int, radius: float) -> float | None:
+        """The certified accuracy of a class."""
+        return next((found.certified[radius] for found in self.classes if found.label == label), None)
+
     def class_name(self, label: int) -> str:
         """The class in words where there are some."""
         return words.class_name(self.run, label)
@@ -82,9 +91,18 @@ def render(runs: list[RunFacts]) -> str:
         radii=_radii_of_table([c for run in runs for c in run.certified]),
         headline=words.HEADLINE_RADIUS,
         metric_names=METRICS,
+        promises=_promises(views),
         differing=words.differing_settings(runs) if len(runs) > 1 else [],
         datasets=sorted({run.metrics["dataset"] for run in runs}),
     )
+
+
+def _promises(views: Sequence[_RunView]) -> list[tuple[RunFacts, list[str]]]:
+    """Each privacy statement once, with the names of the runs that make it."""
+    grouped: dict[tuple[str, ...], tuple[RunFacts, list[str]]] = {}
+    for view in views:
+        grouped.setdefault((view.run.privacy, *view.run.sentences), (view.run, []))[1].append(view.name)
+    return list(grouped.values())
 
 
 def _packaged(name: str) -> str:
