@@ -32,7 +32,12 @@ def sample_rows(certificates: list[CertificateRow]) -> list[SampleRow]:
 
 def attack_rows() -> list[AttackRow]:
     rows = []
-    for attack, target, sigma in (("fgsm", "base", None), ("pgd-linf", "base", None), ("pgd-l2", "base", None), ("pgd-l2", "smoothed", 0.5)):
+    for attack, target, sigma in (
+        ("fgsm", "base", None),
+        ("pgd-linf", "base", None),
+        ("pgd-l2", "base", None),
+        ("pgd-l2", "smoothed", 0.5),
+    ):
         for strength in (0.0, 0.01, 0.1, 0.5, 1.0):
             accuracy = 0.97 - 0.4 * strength
             rows.append(AttackRow(attack, target, sigma, strength, 20, 1, 500, accuracy, accuracy - 0.03, accuracy + 0.02))
@@ -75,3 +80,9 @@ def copied(tmp_path):
     """A run that a test may spoil."""
     shutil.copytree(RESULTS / "mnist-dp-gaussian", tmp_path / "run")
     return tmp_path / "run"
+
+
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Pages in a fraction of the time, for tests that look at other things."""
+    monkeypatch.setattr("dpcert.report.theme.Drawing.inline", lambda drawing: '<svg viewBox="0 0 1 1"></svg>')

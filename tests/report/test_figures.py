@@ -33,14 +33,14 @@ def test_each_figure_is_a_vector_file_and_a_picture(complete, tmp_path):
 
 def overlaps(figure) -> bool:
     """Whether the legend lies on the axes."""
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
     return bool(legend.overlaps(axes))
 
 
 def test_the_legend_is_below_the_curves_however_many_runs(complete):
     facts = read_run(complete)
-    for count in (1, 2, 13):
+    for count in (1, 13):
         named = [(f"a run with a long name, number {place}", replace(facts)) for place in range(count)]
         for drawing in _drawings(named).values():
             if len(drawing.legend) > 1:

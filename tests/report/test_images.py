@@ -65,7 +65,12 @@ def test_certificates_that_do_not_say_of_what_show_no_image(run, tmp_path):
 def test_nothing_is_downloaded(run, tmp_path, monkeypatch):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    text = (copy / "config.toml").read_text().replace(f'path = "{run.parent / "blobs.npz"}"\n', "").replace('name = "mnist"', 'name = "cifar10"', 1)
+    text = (
+        (copy / "config.toml")
+        .read_text()
+        .replace(f'path = "{run.parent / "blobs.npz"}"\n', "")
+        .replace('name = "mnist"', 'name = "cifar10"', 1)
+    )
     (copy / "config.toml").write_text(text)
     monkeypatch.setenv("DPCERT_DATA", str(tmp_path / "empty"))
     monkeypatch.setattr("dpcert.experiment.images.missing_files", lambda source: list(source.digests))

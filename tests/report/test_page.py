@@ -47,10 +47,16 @@ def test_correlations_and_medians_are_those_of_the_rows(page, complete):
     radius = ranks([float(row["radius"]) for row in right])
     for metric in ("gradient_norm", "hessian_norm", "lipschitz"):
         rho = np.corrcoef(radius, ranks([float(row[metric]) for row in right]))[0, 1]
-        shown = {e.attributes["data-key"]: e for e in Page(page).elements if e.around.get("data-metric") == metric and "data-key" in e.attributes}
+        shown = {
+            e.attributes["data-key"]: e
+            for e in Page(page).elements
+            if e.around.get("data-metric") == metric and "data-key" in e.attributes
+        }
         assert float(shown["rho"].attributes["data-value"]) == pytest.approx(rho, abs=1e-9) and rho < -0.3
         assert shown["rho"].text == f"{rho:+.3f}"
-        assert float(shown["median"].attributes["data-value"]) == pytest.approx(np.median([float(row[metric]) for row in samples]))
+        assert float(shown["median"].attributes["data-value"]) == pytest.approx(
+            np.median([float(row[metric]) for row in samples])
+        )
 
 
 def test_promise_and_settings_are_the_runs_own(page, complete):
@@ -79,7 +85,9 @@ def test_examples_are_the_extreme_ones_with_their_images(page, complete):
     assert len(groups["abstained"]) == 6 and all(rows[idx]["predict"] == "-1" for idx in groups["abstained"])
     assert len({rows[idx]["label"] for idx in groups["most-robust"]}) == 6  # equal radii: one of each class first
     images = [e for e in Page(page).elements if e.tag == "img"]
-    assert len(images) == 2 * 24 and all(e.attributes["alt"] and e.attributes["src"].startswith("data:image/png") for e in images)
+    assert len(images) == 2 * 24 and all(
+        e.attributes["alt"] and e.attributes["src"].startswith("data:image/png") for e in images
+    )
 
 
 def test_the_picture_is_the_test_image_and_the_noise_is_sigma(complete):
@@ -108,7 +116,11 @@ def outside(page: str) -> list[str]:
     parsed = Page(page)
     found = re.findall(r"https?:[^\s\"'<]*|@import[^;]*|url\((?!#)[^)]*\)", page)
     for element in parsed.elements:
-        links = [value for name, value in element.attributes.items() if name in ("src", "href", "xlink:href", "action", "data", "srcset")]
+        links = [
+            value
+            for name, value in element.attributes.items()
+            if name in ("src", "href", "xlink:href", "action", "data", "srcset")
+        ]
         found += [link for link in links if not link.startswith(("#", "data:image/png;base64,"))]
         found += [element.tag] if element.tag in ("script", "iframe", "object", "embed", "link", "base", "form") else []
         found += [name for name in element.attributes if name.startswith("on")]
@@ -120,16 +132,28 @@ def test_nothing_is_fetched_and_nothing_runs(page, comparison):
 
 
 @pytest.mark.parametrize(
-    "fault", ["<img src=//a.b/c.png>", "<script>1</script>", "<p style='background: url(x.png)'>", "<a href='http://a.b'>", "<b onclick='x'>"]
+    "fault",
+    [
+        "<img src=//a.b/c.png>",
+        "<script>1</script>",
+        "<p style='background: url(x.png)'>",
+        "<a href='http://a.b'>",
+        "<b onclick='x'>",
+    ],
 )
 def test_twin_an_outside_link_is_caught(page, fault):
     assert outside(page.replace("</body>", f"{fault}</body>"))
 
 
-def test_names_from_outside_stay_text(tmp_path):
+def test_names_from_outside_stay_text():
     hostile = "<script>alert(1)</script>&\"'"
     facts = read_run(RESULTS / "mnist-dp-gaussian")
-    metrics = {**facts.metrics, "dataset": hostile, "method": f"x{hostile}", "privacy": {**facts.metrics["privacy"], "conditions": [hostile]}}
+    metrics = {
+        **facts.metrics,
+        "dataset": hostile,
+        "method": f"x{hostile}",
+        "privacy": {**facts.metrics["privacy"], "conditions": [hostile]},
+    }
     text = render([replace(facts, metrics=metrics, path=Path(hostile), config=f'[data]\nname = "<b>{hostile[:8]}"\n')])
     assert "<script" not in text and "<b>&lt;" not in text and outside(text) == []
     assert not Page(text).unbalanced
@@ -140,7 +164,6 @@ def test_names_from_outside_stay_text(tmp_path):
 def test_the_same_facts_give_the_same_bytes(complete, page, tmp_path):
     from dpcert.cli.report import _with_images
 
-    assert render(_with_images([read_run(complete)])) == page
     shutil.copytree(complete, tmp_path / "elsewhere")
     moved = render(_with_images([read_run(tmp_path / "elsewhere")]))
     assert moved.replace(str(tmp_path / "elsewhere"), str(complete)) == page
@@ -211,7 +234,7 @@ def test_every_method_has_words():
         assert ("PSAC" in text) == (row.clip == "psac") and ("attacked" in text) == (row.views == "smoothadv")
 
 
-def test_a_run_that_is_not_private_never_shows_a_finite_epsilon():
+def test_a_run_that_is_not_private_never_shows_a_finite_epsilon(without_figures):
     text = render([read_run(RESULTS / "mnist-regular")])
     claims = text.partition("<h2>Settings</h2>")[0]
     assert "ε = ∞" in claims and "Nothing is promised" in claims and not re.search(r"(epsilon|ε) = \d", claims)
@@ -240,7 +263,7 @@ def test_runs_side_by_side(comparison):
     assert "method.name" in differing
 
 
-def test_runs_of_different_data_sets_are_marked():
+def test_runs_of_different_data_sets_are_marked(without_figures):
     text = render([read_run(RESULTS / "mnist-dp-gaussian"), read_run(RESULTS / "fashion-mnist-dp-gaussian")])
     assert 'data-mark="datasets"' in text and "fashion-mnist, mnist" in text
 
@@ -256,7 +279,7 @@ def test_names_tell_runs_apart():
 # ------------------------------------------------------------------ missing parts
 
 
-def test_each_missing_part_is_one_line_that_names_its_command(complete, tmp_path):
+def test_each_missing_part_is_one_line_that_names_its_command(complete, without_figures):
     whole = read_run(complete)
     assert Page(render([whole])).missing() == {"images"}
     lacking = {
@@ -272,13 +295,13 @@ def test_each_missing_part_is_one_line_that_names_its_command(complete, tmp_path
     assert Page(text).missing() == {"certificates", "distribution", "classes", "examples", "samples", "attacks", "training"}
 
 
-def test_a_training_that_is_not_private_has_no_epsilon_curve(copied):
+def test_a_training_that_is_not_private_has_no_epsilon_curve(copied, without_figures):
     write_rows(copied / "training.tsv", CurveRow, curve_rows(private=False))
     text = render([read_run(copied)])
     assert "figure-training_accuracy" in text and "figure-training_epsilon" not in text and "no finite ε" in text
 
 
-def test_files_with_a_header_only_count_as_missing(copied):
+def test_files_with_a_header_only_count_as_missing(copied, without_figures):
     (copied / "training.tsv").write_text(header(CurveRow) + "\n")
     assert "training" in Page(render([read_run(copied)])).missing()
 
@@ -286,7 +309,10 @@ def test_files_with_a_header_only_count_as_missing(copied):
 def test_odd_certificates_have_a_page(copied):
     """All abstained; then all right with every vote: nothing divides by zero."""
     rows = read_rows(CertificateRow, copied / CERTIFICATES)
-    for change in ({"predict": -1, "radius": 0.0, "correct": 0, "p_lower": 0.4}, {"predict": 1, "radius": 1.6, "correct": 1, "p_lower": 0.9993}):
+    for change in (
+        {"predict": -1, "radius": 0.0, "correct": 0, "p_lower": 0.4},
+        {"predict": 1, "radius": 1.6, "correct": 1, "p_lower": 0.9993},
+    ):
         facts = read_run(copied)
         spoilt = replace(facts.certified[0], rows=[replace(row, **change) for row in rows])
         assert not Page(render([replace(facts, certified=[spoilt])])).unbalanced
@@ -324,12 +350,19 @@ def test_a_run_from_a_newer_version_is_refused(copied):
     assert "update dpcert" in refused(copied)
 
 
-@pytest.mark.parametrize(("name", "command"), [("samples.tsv", "dpcert analyze"), ("attacks.tsv", "dpcert attack"), ("training.tsv", "dpcert train")])
+@pytest.mark.parametrize(
+    ("name", "command"), [("samples.tsv", "dpcert analyze"), ("attacks.tsv", "dpcert attack"), ("training.tsv", "dpcert train")]
+)
 def test_damaged_rows_are_refused_with_the_command_that_makes_them(complete, tmp_path, name, command):
     run = tmp_path / "run"
     shutil.copytree(complete, run)
     whole = (run / name).read_text()
-    for damaged in (whole.replace("1", "2", 1 + whole.count("1") // 2), whole[:-9], whole.replace("check", "chock", 1), whole + text_of_last(whole)):
+    for damaged in (
+        whole.replace("1", "2", 1 + whole.count("1") // 2),
+        whole[:-9],
+        whole.replace("check", "chock", 1),
+        whole + text_of_last(whole),
+    ):
         (run / name).write_text(damaged)
         message = refused(run)
         assert name in message and f"run {command} again" in message

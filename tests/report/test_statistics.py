@@ -53,7 +53,9 @@ def test_correlation_has_the_sign_of_the_rows():
     assert all(c.rho == pytest.approx(-1) and c.examples == 9 for c in correlations(falling))
     with_wrong = [*falling, *(sample(20 + i, 100.0 * i, 1.0 + i, correct=0) for i in range(9))]
     assert all(c.rho == pytest.approx(-1) and c.examples == 9 for c in correlations(with_wrong))  # wrong answers do not count
-    assert all(c.rho is None for c in correlations(falling[:2])) and all(c.rho is None for c in correlations([sample(i, 1.0, i) for i in range(5)]))
+    assert all(c.rho is None for c in correlations(falling[:2])) and all(
+        c.rho is None for c in correlations([sample(i, 1.0, i) for i in range(5)])
+    )
 
 
 @given(st.floats(-3, 3), st.floats(-2, 2))

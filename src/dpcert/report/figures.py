@@ -122,7 +122,7 @@ def _distribution(
         named = {float(t): f"{t:.4g}" for t in axes.get_xticks()} if ticks is None else ticks
         named = {aside: "no\nanswer"} | {t: text for t, text in named.items() if low <= t <= edges[-1] + 1e-9}
         axes.set_xticks(list(named), list(named.values()))
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * max(axes.dataLim.ymax, 1.0))
         axes.grid(axis="x", visible=False)
 
     said = "; ".join(

@@ -39,7 +39,9 @@ class RunDirectory:
         """Raise unless this is a run directory that holds `files`."""
         own = (self.config, self.model, self.ledger, self.metrics)
         if not any(file.is_file() for file in own):
-            raise RunError(f"{self.path} is not a run directory (no config.toml); make one with: dpcert train --out {self.path}")
+            raise RunError(
+                f"{self.path} is not a run directory (no config.toml); make one with: dpcert train --out {self.path}"
+            )
         for file in files:
             if not file.is_file():
                 raise RunError(f"{self.path} has no {file.name}; finish its training with: dpcert train --out {self.path}")
