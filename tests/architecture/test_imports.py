@@ -136,6 +136,7 @@ def test_report_reads_the_store_only():
         "dpcert.store.runs",
         "dpcert.store.records",
         "dpcert.report.tables",
+        "dpcert.report.html",
         "dpcert.cli.app",
     ],
 )
