@@ -144,6 +144,7 @@ def test_report_reads_the_store_only():
         "dpcert.store.records",
         "dpcert.analysis.correlate",
         "dpcert.report.tables",
+        "dpcert.report.html",
         "dpcert.cli.app",
     ],
 )

@@ -1,5 +1,6 @@
 """D13: with the noise fixed, one record swapped: what is not a function of the released weights has the same bytes."""
 
+import hashlib
 import json
 import re
 import signal
@@ -53,7 +54,11 @@ def content(file: Path) -> object:
     if file.name == "metrics.json":
         return {key: value for key, value in json.loads(file.read_text()).items() if key not in ("timing", "check")}
     data = file.read_bytes()
-    return data.replace(str(file.parent).encode(), b"RUN") if file.suffix == ".html" else data
+    if file.suffix == ".html":  # shows the folder, and the SHA-256 of files that a clock wrote into
+        data = data.replace(str(file.parent).encode(), b"RUN")
+        for other in (*file.parent.glob("*.tsv"), file.parent / "metrics.json"):
+            data = data.replace(hashlib.sha256(other.read_bytes()).hexdigest().encode(), other.name.encode())
+    return data
 
 
 def differing(a: Path, b: Path) -> set[str]:

@@ -1,9 +1,13 @@
 """``dpcert report``."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..report.tables import RunFacts
 
 
 def report(
@@ -12,7 +16,7 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.", show_default=False)] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures as SVG and PNG.", show_default=False)] = None,
 ) -> None:
-    """A table of one or more runs, and a page with the certified-accuracy curve; made from rows only.
+    """A table of one or more runs, and one page with all that is known of them; made from rows only.
 
     Example:  dpcert report runs/mnist-dp-gaussian runs/mnist-dpsgd --html compare.html
     """
@@ -26,4 +30,17 @@ def report(
     if markdown is not None:
         write_atomically(markdown, as_markdown(HEADINGS, summary(facts)).encode())
     if html is not None or figures is not None:
-        write_report(facts, html, figures)
+        write_report(_with_images(facts) if html is not None else facts, html, figures)
+
+
+def _with_images(runs: "list[RunFacts]") -> "list[RunFacts]":
+    """The runs with the images their certificates are about: the report reads rows only and loads no data set."""
+    from ..experiment.images import TestImages
+
+    loader, found = TestImages(), []
+    for run in runs:
+        if run.main is not None:
+            images, reason = loader.of(run.path, run.main.figures["file"])
+            run = replace(run, images=images, no_images=reason)
+        found.append(run)
+    return found

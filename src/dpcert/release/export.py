@@ -15,7 +15,7 @@ from ..errors import RunError
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement
 from ..report.html import render
-from ..report.tables import read_run
+from ..report.tables import RunFacts, read_run
 from ..store.durable import canonical_json, sha256_hex
 from ..store.runs import RunDirectory
 from .certificates import json_object
@@ -94,11 +94,17 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
     if REPORT in files:  # made anew: the one in the directory may show what is left out here, or the path of the directory
         facts = read_run(directory.path)
         shown = [certified for certified in facts.certified if certified.figures in metrics["certification"]]
-        page = render([replace(facts, path=Path("this bundle"), metrics=metrics, certified=shown)])
-        content[REPORT] = page.encode()
+        digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
+        content[REPORT] = render([replace(_in_bundle(facts), metrics=metrics, certified=shown, files=digests)]).encode()
     digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
     content[MANIFEST] = _pretty({"format": FORMAT, "sha256": digests})
     return content
+
+
+def _in_bundle(facts: RunFacts) -> RunFacts:
+    """What the page of a bundle speaks of: the parts whose rows are in the bundle."""
+    why = "the page of a bundle shows no images of the data set"
+    return replace(facts, path=Path("this bundle"), samples=[], attacks=[], curve=[], images=None, no_images=why)
 
 
 def _row_files(evidence: Evidence, metrics: dict[str, Any]) -> list[str]:

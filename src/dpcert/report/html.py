@@ -1,32 +1,168 @@
-"""The report: one page that needs nothing but itself."""
+"""The report: one page that needs nothing but itself, and its figures as files."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from ..rounding import ceil_text
+from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
-from . import figures
-from .tables import HEADINGS, RunFacts, summary
+from ..store.records import CertificateRow
+from . import figures, pictures, words
+from .statistics import METRICS, ClassFigures, Correlation, ExampleGroup, by_class, correlations, example_groups, weakest
+from .tables import Certified, RunFacts
+from .theme import Drawing, Stroke, stroke
+
+_CLASS_RADII = (0.0, 0.25, 0.5, 1.0, 1.5)
+_EXAMPLES_ALONE, _EXAMPLES_BESIDE_OTHERS = 6, 4
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """One example of the page; without the data set there is a row and no picture."""
+
+    row: CertificateRow
+    image: str | None
+    noisy: str | None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group of examples with their pictures."""
+
+    facts: ExampleGroup
+    pictures: list[_Picture]
+
+
+@dataclass(frozen=True)
+class _RunView:
+    """One run as the page shows it."""
+
+    name: str
+    run: RunFacts
+    stroke: Stroke
+    lead: dict[str, str]
+    classes: list[ClassFigures]
+    weakest: ClassFigures | None
+    groups: list[_Group]
+    correlations: list[Correlation]
+
+    @property
+    def labels(self) -> list[int]:
+        """The classes that have an image."""
+        return [found.label for found in self.classes]
+
+    def share(self, label: int, radius: float) -> float | None:
+        """The certified accuracy of a class."""
+        return next((found.certified[radius] for found in self.classes if found.label == label), None)
+
+    def class_name(self, label: int) -> str:
+        """The class in words where there are some."""
+        return words.class_name(self.run, label)
 
 
 def write_report(runs: list[RunFacts], page: Path | None, figures_folder: Path | None = None) -> None:
-    """Write the page, and its figure as SVG and PNG, where they are asked for."""
+    """Write the page, and its figures as SVG and PNG, where they are asked for."""
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(page, render(runs).encode())
     if figures_folder is not None:
-        curve = figures.certified_accuracy_curve(runs)
         figures_folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(figures_folder / "certified_accuracy.svg", figures.as_svg(curve).encode())
-        write_atomically(figures_folder / "certified_accuracy.png", figures.as_png(curve))
+        for drawing in _drawings(list(zip(words.run_names(runs), runs, strict=True))).values():
+            for name, data in drawing.files().items():
+                write_atomically(figures_folder / name, data)
 
 
 def render(runs: list[RunFacts]) -> str:
     """The page as text; the same facts give the same bytes."""
-    from jinja2 import Environment, select_autoescape
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    svg = figures.as_svg(figures.certified_accuracy_curve(runs))
-    template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
-    environment.filters["ceil_text"] = ceil_text
-    return environment.from_string(template).render(runs=runs, headings=HEADINGS, table=summary(runs), curve=svg)
+    environment = Environment(
+        loader=FunctionLoader(_packaged), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"ceil_text": ceil_text, "floor_text": floor_text, "percent": lambda share: f"{100 * share:.1f}"}
+    names = words.run_names(runs)
+    views = [_view(name, run, place, len(runs)) for place, (name, run) in enumerate(zip(names, runs, strict=True))]
+    return environment.get_template("page.html").render(
+        views=views,
+        title=", ".join(names) if len(runs) <= 3 else f"{len(runs)} runs",
+        drawings=_drawings(list(zip(names, runs, strict=True))),
+        radii=_radii_of_table([c for run in runs for c in run.certified]),
+        headline=words.HEADLINE_RADIUS,
+        metric_names=METRICS,
+        promises=_promises(views),
+        differing=words.differing_settings(runs) if len(runs) > 1 else [],
+        datasets=sorted({run.metrics["dataset"] for run in runs}),
+    )
+
+
+def _promises(views: Sequence[_RunView]) -> list[tuple[RunFacts, list[str]]]:
+    """Each privacy statement once, with the names of the runs that make it."""
+    grouped: dict[tuple[str, ...], tuple[RunFacts, list[str]]] = {}
+    for view in views:
+        grouped.setdefault((view.run.privacy, *view.run.sentences), (view.run, []))[1].append(view.name)
+    return list(grouped.values())
+
+
+def _packaged(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _drawings(runs: Sequence[tuple[str, RunFacts]]) -> dict[str, Drawing]:
+    """The figures there are rows for, by name."""
+    found: list[Drawing | None] = []
+    if any(run.certified for _, run in runs):
+        found += [figures.certified_accuracy_curve(runs)]
+    if any(run.main for _, run in runs):
+        found += [figures.radii(runs), figures.p_lower(runs)]
+    if any(run.attacks for _, run in runs):
+        found += [figures.attack_l2(runs), figures.attack_linf(runs)]
+    if any(run.samples for _, run in runs):
+        found += [*figures.sample_histograms(runs), *figures.metrics_by_radius(runs)]
+    found += figures.training_curves(runs)
+    return {drawing.name: drawing for drawing in found if drawing is not None}
+
+
+def _view(name: str, run: RunFacts, place: int, of: int) -> _RunView:
+    main = run.main
+    classes = by_class(main.rows, _class_radii(main)) if main else []
+    return _RunView(
+        name=name,
+        run=run,
+        stroke=stroke(name, place),
+        lead=words.in_words(run),
+        classes=classes,
+        weakest=weakest(classes, words.HEADLINE_RADIUS),
+        groups=_groups(run, main, _EXAMPLES_ALONE if of == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],
+        correlations=correlations(run.samples),
+    )
+
+
+def _class_radii(main: Certified) -> list[float]:
+    """Radii that somebody reaches, and always the one of the headline."""
+    furthest = max(words.HEADLINE_RADIUS, float(main.radius.max()))
+    return [radius for radius in _CLASS_RADII if radius <= furthest]
+
+
+def _groups(run: RunFacts, main: Certified, most: int) -> list[_Group]:
+    sigma: float = main.figures["sigma"]
+
+    def picture(row: CertificateRow) -> _Picture:
+        if run.images is None or row.idx >= len(run.images):
+            return _Picture(row, None, None)
+        image = run.images[row.idx]
+        return _Picture(row, pictures.as_data_url(image), pictures.as_data_url(pictures.noisy(image, sigma, row.idx)))
+
+    return [_Group(group, [picture(row) for row in group.rows]) for group in example_groups(main.rows, most)]
+
+
+def _radii_of_table(certified: Sequence[Certified]) -> list[str]:
+    """The radii of the figures in metrics.json, up to the first at which nothing is certified any more."""
+    reached: dict[str, Any] = {}
+    for c in certified:
+        for radius, share in c.figures["certified_accuracy"].items():
+            reached[radius] = max(reached.get(radius, 0.0), share)
+    radii = sorted(reached, key=float)
+    last = max((place for place, radius in enumerate(radii) if reached[radius] > 0), default=0)
+    return radii[: last + 2]

@@ -1,17 +1,24 @@
 """Run directories as plain values, and the table of them."""
 
+import json
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..errors import RunError
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
-from ..store.metrics import read_metrics
-from ..store.records import CertificateRow, read_rows
+from ..store.metrics import FORMAT, read_metrics, require_known_format
+from ..store.records import AnyRow, AttackRow, CertificateRow, CurveRow, SampleRow, read_rows
 from ..store.runs import RunDirectory
 from .paper import TABLE_1
+
+ABSTAIN = -1  # in the column `predict`
+_LARGEST_HEADER_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -32,15 +39,57 @@ class Certified:
         """Sets simultaneous certificates apart from the usual ones at the same sigma."""
         return ", simultaneous" if self.figures.get("alpha_is") == "simultaneous" else ""
 
+    @property
+    def is_of_test_set(self) -> bool:
+        """Whether these are test images, and not held-out records of the training set."""
+        return bool(self.figures.get("split", "test") == "test")
+
+    @property
+    def radius(self) -> np.ndarray:
+        """Radii, in the order of the rows."""
+        return np.array([row.radius for row in self.rows])
+
+    @property
+    def correct(self) -> np.ndarray:
+        """Which answers of the smoothed model are right."""
+        return np.array([bool(row.correct) for row in self.rows])
+
+    @property
+    def abstained(self) -> np.ndarray:
+        """Which inputs got no answer."""
+        return np.array([row.predict == ABSTAIN for row in self.rows])
+
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run directory says about itself."""
+    """What a run directory says about itself; `images` is the test split, where somebody handed it over."""
 
     path: Path
     metrics: dict[str, Any]
     config: str
     certified: list[Certified]
+    samples: list[SampleRow] = field(default_factory=list)
+    attacks: list[AttackRow] = field(default_factory=list)
+    curve: list[CurveRow] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)  # name -> SHA-256
+    images: np.ndarray | None = None
+    no_images: str = "the data set was not at hand when this page was made"
+
+    @property
+    def main(self) -> Certified | None:
+        """The certification the page speaks of first: of the test set, at the sigma of the training where there is one."""
+        of_test = [certified for certified in self.certified if certified.is_of_test_set]
+        trained = self.metrics.get("sigma_train")
+        return next((c for c in of_test if c.figures["sigma"] == trained), next(iter(of_test), None))
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The sections of config.toml."""
+        return {name: section for name, section in tomllib.loads(self.config).items() if isinstance(section, dict)}
+
+    def setting(self, section: str, key: str) -> Any:
+        """One value of config.toml; None where it is not given."""
+        return self.settings.get(section, {}).get(key)
 
     @property
     def title(self) -> str:
@@ -75,12 +124,49 @@ def read_run(path: Path) -> RunFacts:
     """All public facts of a run."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.metrics)
+    _refuse_newer_model(directory.model)
     metrics = read_metrics(directory.metrics)
     config = directory.config.read_bytes()
     if metrics.get("config_sha256", sha256_hex(config)) != sha256_hex(config):  # older metrics name no config
         raise RunError(f"{directory.config} is not the config of this run (its SHA-256 differs); restore it from a copy")
+    text = _toml(directory.config, config)
     certified = [Certified(entry, _rows(path, entry)) for entry in metrics["certification"]]
-    return RunFacts(path, metrics, config.decode("utf-8", errors="replace"), certified)
+    samples = _rows_if_there(SampleRow, path / "samples.tsv")
+    attacks = _rows_if_there(AttackRow, path / "attacks.tsv")
+    curve = _rows_if_there(CurveRow, path / "training.tsv")
+    return RunFacts(path, metrics, text, certified, samples, attacks, curve, _digests(path))
+
+
+def _toml(path: Path, data: bytes) -> str:
+    try:
+        text = data.decode("utf-8")
+        tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not TOML ({error}); restore it from a copy") from error
+    return text
+
+
+def _refuse_newer_model(path: Path) -> None:
+    """A model of a newer version is named as such; whether its weights are sound is a question for dpcert verify."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, _LARGEST_HEADER_BYTES)))
+        found = header["__metadata__"].get("format", FORMAT)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
+    require_known_format(path, found)
+
+
+def _rows_if_there(kind: type[AnyRow], path: Path) -> list[AnyRow]:
+    return read_rows(kind, path) if path.is_file() else []
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """SHA-256 of the files that a run's promises stand on."""
+    patterns = ("*.toml", "*.jsonl", "metrics.json", "*.safetensors", "*.tsv", "certificates-*.json", "robust-*.json")
+    files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file() and not file.name.startswith(".")}
+    return {file.name: sha256_hex(file.read_bytes()) for file in sorted(files)}
 
 
 def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:

@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._validate import shown
 from ..errors import RunError
 from .durable import read_checked_json
 
 Check = Callable[[Any], bool]
 PAPERS_N0, PAPERS_N, PAPERS_ALPHA = 100, 10_000, 0.001  # CERTIFY as the paper runs it
+
+FORMAT = "dpcert-1"  # of run directories: the word in a model's header, and in metrics.json where it is given
 _WITHOUT_CHECKSUM = frozenset(
     ("dataset", "method", "sigma_train", "clean_accuracy", "validation_accuracy", "privacy", "certification", "timing")
 )
@@ -22,6 +25,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
     """
     remedy = "delete it and give dpcert train and dpcert certify again: they make it anew from model, ledger and rows"
     metrics = read_checked_json(path, what="metrics", remedy=remedy, unchecked_keys=_WITHOUT_CHECKSUM)
+    require_known_format(path, metrics.get("format", FORMAT))
     wrong = _first_wrong(metrics, _METRICS)
     if wrong is None:
         wrong = _first_wrong(metrics["privacy"], _PRIVATE if metrics["privacy"].get("private") else _NOT_PRIVATE, "privacy.")
@@ -37,6 +41,14 @@ def is_papers(entry: dict[str, Any], sigma: float) -> bool:
     votes = (entry["n0"], entry["n"], entry["alpha"]) == (PAPERS_N0, PAPERS_N, PAPERS_ALPHA)
     plain = not entry.get("fresh_noise") and not entry.get("skip_misclassified") and entry.get("alpha_is") != "simultaneous"
     return bool(entry["sigma"] == sigma and votes and plain and entry["split"] == "test")
+
+
+def require_known_format(origin: Path | str, found: Any) -> None:
+    """Raise unless a file of a run is of the format this version reads."""
+    if found != FORMAT:
+        raise RunError(
+            f"{origin} has the format {shown(found)}, this version reads {FORMAT!r}: made by a newer version; upgrade"
+        )
 
 
 def _first_wrong(table: Any, checks: Mapping[str, Check], prefix: str = "") -> str | None:

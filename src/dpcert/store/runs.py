@@ -38,8 +38,11 @@ class RunDirectory:
 
     def require(self, *files: Path) -> None:
         """Raise unless this is a run directory that holds `files`."""
-        if not self.path.is_dir():
-            raise RunError(f"{self.path} is not a run directory; make one with: dpcert train --out {self.path}")
+        own = (self.config, self.model, self.ledger, self.metrics)
+        if not any(file.is_file() for file in own):
+            raise RunError(
+                f"{self.path} is not a run directory (no config.toml); make one with: dpcert train --out {self.path}"
+            )
         for file in files:
             if not file.is_file():
                 raise RunError(f"{self.path} has no {file.name}; finish its training with: dpcert train --out {self.path}")

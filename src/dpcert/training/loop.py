@@ -26,12 +26,12 @@ from ..privacy.statement import Statement, installed_versions, recorded_versions
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from ..store.durable import canonical_json, write_atomically
+from ..store.metrics import FORMAT
 from ..store.runs import RunDirectory
 from ..workers import worker_count
 from .curve import Point, watcher
 from .curve import file_of as curve_file
 from .state import (
-    MODEL_FORMAT,
     Origin,
     data_identity,
     load_checkpoint,
@@ -187,7 +187,7 @@ def _fit_in(
     statement = state(ledger, installed_versions())
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
-    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": MODEL_FORMAT}
+    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
     write_atomically(directory.curve, curve_file(points, plan, statement))
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()

@@ -13,15 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from .._validate import shown
 from ..errors import LedgerError, RunError
 from ..privacy.ledger import Ledger
 from ..rng import KEY_BYTES, Purpose, stream_bytes
 from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
+from ..store.metrics import FORMAT, require_known_format
 from ..store.runs import RunDirectory
 from .curve import Point
 
-MODEL_FORMAT = "dpcert-1"
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _STATE_TYPES = {
     **{"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str},
@@ -191,11 +190,7 @@ def parse_model(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, 
     tensors = _tensors(data, origin)  # checks the header: what is read from it below is sound
     size = int.from_bytes(data[:8], "little")
     metadata = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
-    if metadata.get("format", MODEL_FORMAT) != MODEL_FORMAT:  # before the digest: another format may make another one
-        found = shown(metadata["format"])
-        raise RunError(
-            f"{origin} has the format {found}, this version reads {MODEL_FORMAT!r}: made by a newer version; upgrade"
-        )
+    require_known_format(origin, metadata.get("format", FORMAT))  # before the digest: another format may make another one
     stated = metadata.pop("content_sha256", None)
     if stated != _content_sha256(tensors, metadata):
         raise RunError(f"{origin} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")

@@ -1,0 +1,127 @@
+"""What the figures and tables of the page show, computed from rows: by class, by radius, against each other."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..store.records import CertificateRow, SampleRow
+
+ABSTAIN = -1
+METRICS = {
+    "gradient_norm": "input-gradient norm",
+    "hessian_norm": "input-Hessian spectral norm",
+    "lipschitz": "local Lipschitz constant",
+}
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """How the smoothed model does on the test images of one class."""
+
+    label: int
+    images: int
+    certified: dict[float, float]  # radius -> share that is right and certified there
+    abstained: int
+    wrong: int
+    mistaken_for: list[tuple[int, int]]  # wrong answers and how often, the most frequent first
+
+
+def by_class(rows: Sequence[CertificateRow], radii: Sequence[float]) -> list[ClassFigures]:
+    """Figures for each class that has an image, in the order of the labels."""
+    found = []
+    for label in sorted({row.label for row in rows}):
+        own = [row for row in rows if row.label == label]
+        wrong = Counter(row.predict for row in own if not row.correct and row.predict != ABSTAIN)
+        certified = {r: sum(bool(row.correct) and row.radius >= r for row in own) / len(own) for r in radii}
+        mistakes = sorted(wrong.items(), key=lambda item: (-item[1], item[0]))
+        abstained = sum(row.predict == ABSTAIN for row in own)
+        found.append(ClassFigures(label, len(own), certified, abstained, wrong.total(), mistakes))
+    return found
+
+
+def weakest(classes: Sequence[ClassFigures], radius: float) -> ClassFigures | None:
+    """The class with the smallest certified accuracy at `radius`; None where there is nothing to compare."""
+    return min(classes, key=lambda c: c.certified[radius]) if len(classes) > 1 else None
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation of radius and metric, over the examples that are classified rightly."""
+
+    metric: str
+    rho: float | None  # None: fewer than three examples, or all alike
+    p_value: float | None
+    examples: int
+    median: float
+
+
+def correlations(samples: Sequence[SampleRow]) -> list[Correlation]:
+    """One for each metric."""
+    from scipy.stats import spearmanr
+
+    right = [row for row in samples if row.correct]
+    radius = np.array([row.radius for row in right])
+    found = []
+    for metric in METRICS:
+        values = np.array([getattr(row, metric) for row in right])
+        median = float(np.median([getattr(row, metric) for row in samples])) if samples else math.nan
+        usable = len(right) > 2 and np.ptp(radius) > 0 and np.ptp(values) > 0
+        rho, p_value = (float(x) for x in spearmanr(radius, values)) if usable else (None, None)
+        found.append(Correlation(metric, rho, p_value, len(right), median))
+    return found
+
+
+def geometric_means(radius: np.ndarray, values: np.ndarray, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of log(metric) in equal bins of the radius, as the paper draws it: centres, and exp of the means."""
+    keep = values > 0
+    radius, values = radius[keep], values[keep]
+    if not len(radius):
+        return np.array([]), np.array([])
+    edges = np.linspace(radius.min(), radius.max() + 1e-9, bins + 1)
+    place = np.clip(np.digitize(radius, edges) - 1, 0, bins - 1)
+    full = [b for b in range(bins) if (place == b).any()]
+    centres = np.array([radius[place == b].mean() for b in full])
+    return centres, np.array([math.exp(float(np.log(values[place == b]).mean())) for b in full])
+
+
+@dataclass(frozen=True)
+class ExampleGroup:
+    """Some test images that tell something together."""
+
+    key: str
+    title: str
+    why: str
+    rows: list[CertificateRow]
+    of: int  # how many there are altogether
+
+
+def example_groups(rows: Sequence[CertificateRow], most: int) -> list[ExampleGroup]:
+    """The most and least robust right answers, the confidently wrong ones, and those without an answer."""
+    right = [row for row in rows if row.correct and row.radius > 0]
+    wrong = [row for row in rows if not row.correct and row.predict != ABSTAIN and row.radius > 0]
+    silent = [row for row in rows if row.predict == ABSTAIN]
+    strongest = _classes_in_turn(sorted(right, key=lambda row: (-row.radius, row.idx)))
+    weak = sorted(right, key=lambda row: (row.radius, row.idx))
+    confident = sorted(wrong, key=lambda row: (-row.radius, row.idx))
+    undecided = sorted(silent, key=lambda row: (row.p_lower, row.idx))
+    sure = "wrong, and certified all the same"
+    even = "the votes were too even, so the model abstains"
+    return [
+        ExampleGroup("most-robust", "Most robust", "right, with the largest radius", strongest[:most], len(right)),
+        ExampleGroup("least-robust", "Least robust", "right, but only just", weak[:most], len(right)),
+        ExampleGroup("confidently-wrong", "Confidently wrong", sure, confident[:most], len(wrong)),
+        ExampleGroup("abstained", "No answer", even, undecided[:most], len(silent)),
+    ]
+
+
+def _classes_in_turn(rows: list[CertificateRow]) -> list[CertificateRow]:
+    """Among equal radii (all votes alike are common) one of each class before a second one."""
+    seen: Counter[tuple[float, int]] = Counter()
+    turns = []
+    for row in rows:
+        seen[row.radius, row.label] += 1
+        turns.append((-row.radius, seen[row.radius, row.label], row.idx, row))
+    return [row for *_, row in sorted(turns, key=lambda turn: turn[:3])]

@@ -1,0 +1,138 @@
+"""How figures look, and figures as files: colours that a page can replace, SVG text, PNG bytes."""
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+INK, SOFT, LINE = "#1d2430", "#566272", "#d5dbe3"
+# Readable on white, apart for colour-blind eyes (after Okabe and Ito), darkened to a contrast of 3 or more.
+SERIES = ("#2166ac", "#c2502f", "#2b8163", "#8a569f", "#94700c", "#187f92", "#b03a74", "#5f6b7a")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+_VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", **{colour: f"series-{i}" for i, colour in enumerate(SERIES, start=1)}}
+WIDE, NARROW = 460.0, 340.0  # drawn small, so that a phone hardly shrinks its letters
+_FONT_SIZE, _POINTS_PER_INCH = 12.5, 72.0
+_STYLE: Any = {
+    "font.size": _FONT_SIZE,
+    "axes.labelsize": _FONT_SIZE,
+    "xtick.labelsize": _FONT_SIZE - 1,
+    "ytick.labelsize": _FONT_SIZE - 1,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+    "axes.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """How one series is drawn, and the words for it in a legend."""
+
+    label: str
+    colour: str
+    dash: int = 0  # an index of DASHES
+    marker: str = ""  # "" none, "o", "s", "D": as in matplotlib
+    filled: bool = False  # an area, not a line
+
+    @property
+    def variable(self) -> str:
+        """The name of the page's CSS variable for the colour."""
+        return _VARIABLES[self.colour]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The arguments of a plotted line."""
+        return {"color": self.colour, "linestyle": DASHES[self.dash], "marker": self.marker, "markersize": 5.0}
+
+
+def stroke(label: str, colour: int, dash: int = 0, marker: str = "") -> Stroke:
+    """The stroke of the n-th colour; after the last colour they begin anew with another dash."""
+    return Stroke(label, SERIES[colour % len(SERIES)], (dash + colour // len(SERIES)) % len(DASHES), marker)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that can be drawn again: its file's name, what it shows in words, how it is drawn, its legend."""
+
+    name: str
+    shows: str
+    draw: Callable[[Any], None]
+    legend: list[Stroke] = field(default_factory=list)
+    height: float = 285.0
+    width: float = WIDE
+
+    def figure(self, *, legend: bool) -> Any:
+        """The figure; a page has a legend of its own beside it, a file has it below the axes, never on the curves."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        extra = (0.25 + 0.24 * len(self.legend)) * _POINTS_PER_INCH if legend and len(self.legend) > 1 else 0.0
+        with matplotlib.rc_context(_STYLE):
+            size = (self.width / _POINTS_PER_INCH, (self.height + extra) / _POINTS_PER_INCH)
+            figure = Figure(figsize=size, layout="constrained")
+            axes = figure.add_subplot()
+            self.draw(axes)
+            if extra:
+                handles = [_handle(entry) for entry in self.legend]
+                figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=_FONT_SIZE - 1.5)
+        return figure
+
+    def files(self) -> dict[str, bytes]:
+        """Files of their own, in the colours of a light page: as SVG, and as pixels on white."""
+        figure, pixels = self.figure(legend=True), io.BytesIO()
+        vector = _svg(figure, self.name).encode()
+        figure.savefig(pixels, format="png", dpi=144, metadata={"Software": None})
+        return {f"{self.name}.svg": vector, f"{self.name}.png": pixels.getvalue()}
+
+    def inline(self) -> str:
+        """An element of a page that follows the page's colours: nothing in it is white, black or fixed."""
+        text = _svg(self.figure(legend=False), self.name)
+        text = text[text.index("<svg") :].replace("xlink:href", "href")
+        text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
+        text = re.sub(r'<svg .*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
+        text = re.sub(r"font-family:[^;]*;\s*", "", text)
+        used = set(re.findall(r'(?:url\(|href=")#(\w+)', text))
+        text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
+        text = re.sub(r' (d|x|y)="([^"]*)"', _shorter, text)
+        text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+        for colour, variable in _VARIABLES.items():
+            text = text.replace(colour, f"var(--{variable})")
+        return re.sub(r">\s+<", "><", text)
+
+
+def _shorter(found: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a point."""
+    numbers = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", found[2])
+    return f' {found[1]}="{" ".join(numbers.split())}"'
+
+
+def _svg(figure: Any, salt: str) -> str:
+    import matplotlib
+
+    text = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):  # the salt keeps names apart where figures share a page
+        figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+    return text.getvalue()
+
+
+def _handle(entry: Stroke) -> Any:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    if entry.filled:
+        return Patch(color=entry.colour, alpha=0.75, linewidth=0, label=entry.label)
+    return Line2D([], [], label=entry.label, **entry.line)

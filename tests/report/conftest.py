@@ -1,0 +1,88 @@
+"""Pages of a real run, with rows of every kind beside it."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpcert.report.html import render
+from dpcert.report.tables import read_run
+from dpcert.store.records import AttackRow, CertificateRow, CurveRow, Row, SampleRow, header, read_rows, text_of
+
+RESULTS = Path(__file__).parents[2] / "results"
+CERTIFICATES = "certificates-sigma0.50.tsv"
+
+
+def write_rows(path: Path, kind: type[Row], rows: list) -> None:
+    path.write_text("\n".join([header(kind), *map(text_of, rows)]) + "\n")
+
+
+def sample_rows(certificates: list[CertificateRow]) -> list[SampleRow]:
+    """Metrics that fall with the radius, as the paper finds."""
+    noise = np.random.default_rng(3).normal(size=(len(certificates), 3))
+    return [
+        SampleRow(
+            row.idx, row.label, max(row.predict, 0), float(np.exp(a - 3 * row.radius)), float(np.exp(1 + b - 2 * row.radius)), 1e-4,
+            float(np.exp(4 + 0.3 * c - 0.6 * row.radius)), 0.5, row.radius, row.correct,
+        )
+        for row, (a, b, c) in zip(certificates, noise, strict=True)
+    ]  # fmt: skip
+
+
+def attack_rows() -> list[AttackRow]:
+    rows = []
+    for attack, target, sigma in (
+        ("fgsm", "base", None),
+        ("pgd-linf", "base", None),
+        ("pgd-l2", "base", None),
+        ("pgd-l2", "smoothed", 0.5),
+    ):
+        for strength in (0.0, 0.01, 0.1, 0.5, 1.0):
+            accuracy = 0.97 - 0.4 * strength
+            rows.append(AttackRow(attack, target, sigma, strength, 20, 1, 500, accuracy, accuracy - 0.03, accuracy + 0.02))
+    return rows
+
+
+def curve_rows(private: bool = True) -> list[CurveRow]:
+    return [CurveRow(117 * e, float(e), 0.07 * e if private else float("inf"), 0.05 / e, 1 - 0.5 / e) for e in range(1, 41)]
+
+
+def complete_run(folder: Path, source: str = "mnist-dp-gaussian") -> Path:
+    shutil.copytree(RESULTS / source, folder)
+    write_rows(folder / "samples.tsv", SampleRow, sample_rows(read_rows(CertificateRow, folder / CERTIFICATES)))
+    write_rows(folder / "attacks.tsv", AttackRow, attack_rows())
+    write_rows(folder / "training.tsv", CurveRow, curve_rows())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def complete(tmp_path_factory):
+    return complete_run(tmp_path_factory.mktemp("report") / "complete")
+
+
+@pytest.fixture(scope="session")
+def page(complete):
+    """The page of one run with every part, the images of the data set among them."""
+    from dpcert.cli.report import _with_images
+
+    return render(_with_images([read_run(complete)]))
+
+
+@pytest.fixture(scope="session")
+def comparison(complete):
+    """The page of three runs of which only one has every part."""
+    return render([read_run(path) for path in (complete, RESULTS / "mnist-dpsgd", RESULTS / "mnist-regular")])
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A run that a test may spoil."""
+    shutil.copytree(RESULTS / "mnist-dp-gaussian", tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Pages in a fraction of the time, for tests that look at other things."""
+    monkeypatch.setattr("dpcert.report.theme.Drawing.inline", lambda drawing: '<svg viewBox="0 0 1 1"></svg>')
