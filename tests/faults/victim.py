@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from dpcert.certification import sweep
 from dpcert.errors import RunError
 from dpcert.experiment import run as experiment
+from dpcert.store import growing
 from dpcert.store.runs import RunDirectory
 from dpcert.training import loop
 from tests.faults import scene
@@ -29,7 +29,7 @@ def settle(counter: Path | None = None) -> None:
     """Small blocks, one thread, and steps counted where they are asked for."""
     torch.set_num_threads(1)
     scene.make_blocks_small()
-    sweep._SECONDS_BETWEEN_SYNCS = -1.0
+    growing._SECONDS_BETWEEN_SYNCS = -1.0
     if counter is not None:
         _count_steps(counter)
 
