@@ -84,8 +84,9 @@ def test_wrong_folders_get_one_line(tmp_path, capsys):
     folder = fake_run(tmp_path, Cell("mnist", "dpsgd"), {0.5: radius_of(0.3, 0.5)})
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("clip_norm = 0.1", "clip_norm = 0.2"))
-    assert call("table1", "--dry-run", "--results", str(tmp_path)) == 2
-    assert "(privacy.clip_norm: 0.2 -> 0.1)" in capsys.readouterr().err
+    for how in ("--dry-run", "--show"):
+        assert call("table1", how, "--results", str(tmp_path)) == 2
+        assert "(privacy.clip_norm: 0.2 -> 0.1)" in capsys.readouterr().err
 
 
 def test_failed_pieces_make_the_command_fail_at_the_end(tmp_path, capsys, monkeypatch):

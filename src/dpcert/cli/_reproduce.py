@@ -14,7 +14,7 @@ from .._validate import integer_in
 from ..errors import RunError
 from ..experiment.estimate import Estimator, as_words
 from ..experiment.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, needs_of, targets_of
-from ..experiment.pieces import Piece, check_examples, check_results, holds_rows_only, missing
+from ..experiment.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
 from ..experiment.reproduce import Failure, Runner, Tell
 from ..report import reproduction
 from ..report.shelf import Place, Shelf
@@ -127,8 +127,11 @@ def _telling() -> Iterator[Tell]:
 
 
 def show(asked: Request, figures: Path | None, markdown: Path | None) -> None:
-    """Tables, claims and figures from what is in the results folder."""
-    shelf = Shelf(_places(needs_of(asked.targets, asked.datasets), asked.results))
+    """Tables, claims and figures from what is in the results folder; a run under a name not its own is refused."""
+    needs = needs_of(asked.targets, asked.datasets)
+    for need in needs:
+        check_request(RunDirectory(asked.results / need.cell.name), need.cell)
+    shelf = Shelf(_places(needs, asked.results))
     sections = []
     for target in asked.targets:
         datasets = tuple(name for name in asked.datasets if name in target.datasets)
