@@ -58,6 +58,8 @@ FALSE_ALARMS = {
     "C5": "1e-6 a threshold",
 }
 
+AUDITS = 150  # of D10: ten private methods and five twins, ten seeds each
+
 
 def rows(evidence: list[dict[str, object]]) -> list[list[str]]:
     """A row for each promise; the entries of one id are joined, those of a test that ran twice replaced."""
@@ -69,6 +71,8 @@ def rows(evidence: list[dict[str, object]]) -> list[list[str]]:
             continue
         entries = list(latest.values())
         figures, twins = (list(dict.fromkeys(str(e[key]) for e in entries if e[key])) for key in ("figure", "twin"))
+        if identity == "D10" and len(entries) < AUDITS:
+            figures.append(f"**{len(entries)} of {AUDITS} audits were run, the others not yet**")
         trials = sum(int(str(e["trials"])) for e in entries)
         seconds = sum(float(str(e["seconds"])) for e in entries)
         alarm = FALSE_ALARMS.get(identity, "none")

@@ -109,6 +109,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
+        state.setdefault("config_sha256", None)  # a run begun before it was noted can go on
         intact = intact and state.keys() == _STATE_TYPES.keys()
         intact = intact and all(isinstance(state[name], kind) for name, kind in _STATE_TYPES.items())
         intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
