@@ -84,7 +84,7 @@ def rows(evidence: list[dict[str, object]]) -> list[list[str]]:
         if not latest:
             table.append([identity, promise, "**not shown by the last run**", "", "", "", ""])
             continue
-        entries = list(latest.values())
+        entries = sorted(latest.values(), key=lambda e: -int(str(e["trials"])))  # the largest speaks for those like it
         figures, twins = (told_once(list(dict.fromkeys(str(e[key]) for e in entries if e[key]))) for key in ("figure", "twin"))
         if identity == "D10" and len(entries) < AUDITS:
             figures.append(f"**{len(entries)} of {AUDITS} audits were run, the others not yet**")
