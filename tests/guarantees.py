@@ -6,6 +6,7 @@ A promise without evidence stands there as not shown. Nothing is typed in by han
 """
 
 import json
+import re
 from pathlib import Path
 
 from tests.conftest import EVIDENCE
@@ -58,17 +59,35 @@ FALSE_ALARMS = {
     "C5": "1e-6 a threshold",
 }
 
+AUDITS = 150  # of D10: ten private methods and five twins, ten seeds each
+
+
+def told_once(figures: list[str]) -> list[str]:
+    """Figures that differ in a name before the colon or in their numbers only: the first, and how many are like it."""
+    alike: dict[str, list[str]] = {}
+    for figure in figures:
+        _, _, after_name = figure.rpartition(": ") if figure.count(": ") == 1 else ("", "", figure)
+        alike.setdefault(_kind(after_name), []).append(figure)
+    return [same[0] + (f" (and {len(same) - 1} more alike)" if same[1:] else "") for same in alike.values()]
+
+
+def _kind(figure: str) -> str:
+    """A figure without its numbers."""
+    return re.sub(r"[\d.,]+", "#", figure)
+
 
 def rows(evidence: list[dict[str, object]]) -> list[list[str]]:
     """A row for each promise; the entries of one id are joined, those of a test that ran twice replaced."""
     table = []
     for identity, promise in PROMISES.items():
-        latest = {str(entry["test"]): entry for entry in evidence if entry["id"] == identity}
+        latest = {(str(e["test"]), _kind(str(e["figure"]))): e for e in evidence if e["id"] == identity}
         if not latest:
             table.append([identity, promise, "**not shown by the last run**", "", "", "", ""])
             continue
-        entries = list(latest.values())
-        figures, twins = (list(dict.fromkeys(str(e[key]) for e in entries if e[key])) for key in ("figure", "twin"))
+        entries = sorted(latest.values(), key=lambda e: -int(str(e["trials"])))  # the largest speaks for those like it
+        figures, twins = (told_once(list(dict.fromkeys(str(e[key]) for e in entries if e[key]))) for key in ("figure", "twin"))
+        if identity == "D10" and len(entries) < AUDITS:
+            figures.append(f"**{len(entries)} of {AUDITS} audits were run, the others not yet**")
         trials = sum(int(str(e["trials"])) for e in entries)
         seconds = sum(float(str(e["seconds"])) for e in entries)
         alarm = FALSE_ALARMS.get(identity, "none")

@@ -10,7 +10,7 @@ from dpcert.errors import LedgerError
 from dpcert.privacy.clipping import CLIP_RULES
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import make_plan, opening_facts
-from dpcert.privacy.statement import installed_versions, recorded_versions, state
+from dpcert.privacy.statement import Statement, installed_versions, recorded_versions, state
 
 
 def facts(clip="flat", noise=1.0, sampling="poisson", secret=True, **changes):
@@ -134,7 +134,7 @@ def test_without_clipping_there_is_no_noise_and_no_promise():
 VERSIONS = {"dpcert": "1", "torch": "2", "dp-accounting": "3"}
 
 
-def test_the_statement_names_every_condition(evidence):
+def test_the_statement_names_every_condition():
     statement = state(ledger_of(), VERSIONS)
     stored = statement.as_metrics()
     contract = {"private", "reason", "epsilon", "delta", "relation", "accountant", "noise_multiplier", "sampling_probability"}
@@ -143,8 +143,21 @@ def test_the_statement_names_every_condition(evidence):
     for words in ("adding or removing one record", "PLD", "50 steps of Poisson", "secret key", "torch 2", "dp-accounting 3"):
         assert words in str(statement), words
     assert str(statement).splitlines() == [statement.short, *stored["sentences"]]
-    assert stored["tuning"] == "not charged" and "looking at several runs is not charged" in str(statement)
-    evidence("D14", figure="every statement says in words that choosing among runs is not charged", trials=1)
+    assert stored["tuning"] == "not charged"
+
+
+def says_that_tuning_is_not_charged(statement):
+    return "looking at several runs is not charged" in str(statement)
+
+
+def test_every_statement_says_that_tuning_is_not_charged(evidence, monkeypatch):
+    """D14. The twin leaves the sentence out."""
+    assert says_that_tuning_is_not_charged(state(ledger_of()))
+    real = Statement.sentences.fget
+    monkeypatch.setattr(Statement, "sentences", property(lambda self: tuple(s for s in real(self) if "charged" not in s)))
+    assert not says_that_tuning_is_not_charged(state(ledger_of()))
+    evidence("D14", figure="every private statement says in words that choosing among runs is not charged", trials=1,
+             twin="a statement without the sentence: seen")  # fmt: skip
 
 
 def test_the_stored_statement_is_the_same_in_any_order_of_the_versions():

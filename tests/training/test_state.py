@@ -1,10 +1,13 @@
 """Checkpoints and model files: what is loaded is what was written, or nothing is."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from dpcert.errors import RunError
+from dpcert.store.durable import canonical_json, sha256_hex
 from dpcert.store.runs import RunDirectory
 from dpcert.training.curve import Point
 from dpcert.training.state import Origin, Resumed, data_identity, load_checkpoint, model_bytes, read_model, save_checkpoint
@@ -33,12 +36,22 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
+def test_a_state_from_before_config_and_curve_were_noted_goes_on(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.create()
+    save_checkpoint(directory, 3, *made(), "head", Origin("identity", "0" * 64))
+    older = json.loads(directory.state.read_text())
+    del older["config_sha256"], older["curve"], older["check"]
+    older["check"] = sha256_hex(canonical_json(older).encode())
+    directory.state.write_text(canonical_json(older) + "\n")
+    assert load_checkpoint(directory, *made()) == Resumed(3, "head", Origin("identity", None), [])
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.create()
     save_checkpoint(directory, 3, *made(), "head", Origin("identity", None), [Point(2, 0.5, None)])
-    resumed = load_checkpoint(directory, *made())
-    assert resumed == Resumed(3, "head", Origin("identity", None), [Point(2, 0.5, None)])
+    assert load_checkpoint(directory, *made()) == Resumed(3, "head", Origin("identity", None), [Point(2, 0.5, None)])
     file = directory.private / "checkpoint-3.safetensors"
     data = file.read_bytes()
     for position in range(0, len(data), 5):

@@ -121,6 +121,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
+        state = {"config_sha256": None, "curve": [], **state}  # a run begun before these were noted can go on
         intact = intact and state.keys() == _STATE_TYPES.keys()
         intact = intact and all(isinstance(state[name], kind) for name, kind in _STATE_TYPES.items())
         state["curve"] = [_point(values) for values in state["curve"]]
