@@ -14,6 +14,7 @@ from dpcert.cli import main
 from dpcert.experiment import attack as attacking
 from dpcert.experiment.analyze import METRICS, AnalyzeRequest, analyze
 from dpcert.privacy.ledger import Ledger
+from dpcert.report.tables import read_run
 from dpcert.store.durable import read_checked_json, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, SampleRow, read_rows
 from dpcert.training.state import model_bytes, read_model
@@ -130,7 +131,7 @@ def test_a_run_without_certificates(run, capsys):
     del metrics["check"]
     write_checked_json(run / "metrics.json", {**metrics, "certification": []})
     message = refused(capsys, "analyze", run)
-    assert "has no certificates at the training sigma 0.5" in message and f"dpcert certify {run}" in message
+    assert "has no certificates at its sigma 0.5" in message and f"dpcert certify {run}" in message
     assert call("attack", run, "--examples", 10) == 0  # needs none
 
 
@@ -184,6 +185,21 @@ def test_other_votes_at_the_same_sigma_do_not_take_the_place_of_the_first(run):
     assert len(read_rows(SampleRow, run / "samples.tsv")) == 20
 
 
+def test_other_certificates_do_not_take_the_place_of_the_main_ones(run):
+    """Without noisy views the config's sigma is the main one, not the smallest; a simultaneous file is not the main one."""
+    metrics = json.loads((run / "metrics.json").read_text())
+    del metrics["check"]
+    write_checked_json(run / "metrics.json", {**metrics, "sigma_train": None})
+    assert call("analyze", run) == 0
+    before = (run / "samples.tsv").read_bytes()
+    assert call("certify", run, "--n", 200, "--examples", 20, "--sigma", 0.25) == 0
+    assert call("certify", run, "--n", 200, "--examples", 20, "--simultaneous") == 0
+    assert call("analyze", run) == 0 and (run / "samples.tsv").read_bytes() == before
+    shown = read_run(run).main.figures
+    assert shown["file"] == read_checked_json(run / "samples.json", what="", remedy="")["certificates"]
+    assert shown["file"] == "certificates-sigma0.50.tsv"
+
+
 def test_a_request_that_made_nothing_binds_nobody(run):
     assert call("analyze", run) == 0
     (run / "samples.tsv").unlink()
@@ -192,7 +208,7 @@ def test_a_request_that_made_nothing_binds_nobody(run):
 
 
 def test_the_papers_signs_on_mnist(tmp_path):
-    """The certified radius falls with each of the three metrics (Section 4.2 of the paper); 50 images, two seconds."""
+    """The certified radius falls with each of the three metrics (Section 5.2 of the paper); 50 images, two seconds."""
     shutil.copytree(PUBLISHED, tmp_path / "run")
     rows = analyze(tmp_path / "run", AnalyzeRequest(examples=50)).rows
     radius = certified_radius_of_label(np.array([r.radius for r in rows]), np.array([r.correct for r in rows]))

@@ -357,9 +357,10 @@ def test_damaged_rows_are_refused_with_the_command_that_makes_them(complete, tmp
     run = tmp_path / "run"
     shutil.copytree(complete, run)
     whole = (run / name).read_text()
+    grows = name != "training.tsv"  # a kill leaves half a row there, which is no damage
     for damaged in (
         whole.replace("1", "2", 1 + whole.count("1") // 2),
-        whole[:-9],
+        whole[:-9] + ("\n" if grows else ""),
         whole.replace("check", "chock", 1),
         whole + text_of_last(whole),
     ):

@@ -17,7 +17,7 @@ from ..privacy.statement import Statement
 from ..report.html import render
 from ..report.tables import RunFacts, read_run
 from ..store.durable import canonical_json, sha256_hex
-from ..store.runs import RunDirectory
+from ..store.runs import RunDirectory, is_of_validation
 from .certificates import json_object
 from .files import (
     CONFIG,
@@ -31,7 +31,6 @@ from .files import (
     STATEMENT,
     PublicFiles,
     bundle_bytes,
-    is_of_validation,
     read_public_files,
     write_new,
 )

@@ -41,11 +41,10 @@ def certified_accuracy_curve(runs: Named) -> Drawing:
 def _certifications(runs: Named) -> list[tuple[Stroke, RunFacts, Certified]]:
     """Each certification with its stroke: a colour for each run, dashes for other sigmas; a run alone has a colour for each."""
     found = []
-    alike = len({(c.figures["sigma"], c.mark, c.is_of_test_set) for _, run in runs for c in run.certified}) == 1
+    alike = len({(c.figures["sigma"], c.mark) for _, run in runs for c in run.of_test}) == 1
     for place, (name, run) in enumerate(runs):
-        for other, c in enumerate(run.certified):
-            split = "" if c.is_of_test_set else f" ({c.figures['split']})"
-            sigma = f"σ = {c.figures['sigma']:g}{c.mark}{split}"
+        for other, c in enumerate(run.of_test):
+            sigma = f"σ = {c.figures['sigma']:g}{c.mark}"
             s = stroke(sigma, other) if len(runs) == 1 else stroke(name if alike else f"{name}, {sigma}", place, dash=other)
             found.append((s, run, c))
     return found

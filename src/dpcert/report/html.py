@@ -88,7 +88,7 @@ def render(runs: list[RunFacts]) -> str:
         views=views,
         title=", ".join(names) if len(runs) <= 3 else f"{len(runs)} runs",
         drawings=_drawings(list(zip(names, runs, strict=True))),
-        radii=_radii_of_table([c for run in runs for c in run.certified]),
+        radii=_radii_of_table([c for run in runs for c in run.of_test]),
         headline=words.HEADLINE_RADIUS,
         metric_names=METRICS,
         promises=_promises(views),
@@ -112,7 +112,7 @@ def _packaged(name: str) -> str:
 def _drawings(runs: Sequence[tuple[str, RunFacts]]) -> dict[str, Drawing]:
     """The figures there are rows for, by name."""
     found: list[Drawing | None] = []
-    if any(run.certified for _, run in runs):
+    if any(run.of_test for _, run in runs):
         found += [figures.certified_accuracy_curve(runs)]
     if any(run.main for _, run in runs):
         found += [figures.radii(runs), figures.p_lower(runs)]
@@ -135,7 +135,7 @@ def _view(name: str, run: RunFacts, place: int, of: int) -> _RunView:
         classes=classes,
         weakest=weakest(classes, words.HEADLINE_RADIUS),
         groups=_groups(run, main, _EXAMPLES_ALONE if of == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],
-        correlations=correlations(run.samples),
+        correlations=correlations(run.analysed),
     )
 
 
