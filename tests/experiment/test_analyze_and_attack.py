@@ -122,7 +122,7 @@ def test_certificates_of_another_model_or_other_images_are_refused(run, capsys):
     for name, word in (("model_sha256", "another model"), ("images_sha256", "other images")):
         write_checked_json(sidecar, {**facts, name: "0" * 64})
         assert word in refused(capsys, "analyze", run)
-        assert word in refused(capsys, "attack", run)
+        assert word in refused(capsys, "attack", run, "--smoothed")
     assert not (run / "samples.tsv").exists() and not (run / "attacks.tsv").exists()
 
 
@@ -272,10 +272,22 @@ def test_an_attack_that_beats_a_certificate_is_told(run, capsys):
     assert "less than the certified 1.0000" in capsys.readouterr().err
 
 
-def test_other_images_are_not_compared(run, capsys):
-    assert call("attack", run, "--attack", "pgd-l2", "--steps", 2, "--strengths", "0.1", "--examples", 25) == 0
-    request = attacking.request_of(run, ("pgd-l2",), "0.1", 2, None, False, None, 1000, 25, 0)
+def test_other_images_and_the_base_model_are_not_compared(run):
+    for smoothed, examples, compared in ((True, 20, True), (False, 20, False)):
+        request = attacking.request_of(run, ("pgd-l2",), "0.1", 2, 1, smoothed, None, 100, examples, 0, 7)
+        assert (attacking.run_attacks(run, request).certified != [None]) == compared
+    request = attacking.request_of(run, ("pgd-l2",), "0.2", 2, 1, True, None, 100, 25, 0)
     assert attacking.run_attacks(run, request).certified == [None]
+
+
+def test_a_contradiction_is_more_than_chance():
+    def found(accuracy, certified):
+        low, high = confidence_interval(round(500 * accuracy), 500)
+        row = AttackRow("pgd-l2", "smoothed", 0.5, 0.5, 20, 2, 500, accuracy, low, high)
+        return attacking.Attacked(Path("attacks.tsv"), [row], [certified]).contradictions
+
+    assert found(0.9, 0.902) == [] and found(0.9, None) == []
+    assert len(found(0.8, 0.9)) == 1 and "more votes" in found(0.8, 0.9)[0]
 
 
 def test_wrong_requests_of_attack(run, capsys):
