@@ -10,7 +10,7 @@ from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
 from ..store.records import CertificateRow
 from . import figures, pictures, words
-from .statistics import METRICS, ClassFigures, Correlation, ExampleGroup, by_class, correlations, example_groups, weakest
+from .statistics import METRICS, ClassFigures, ExampleGroup, MetricFigures, by_class, correlations, example_groups, weakest
 from .tables import Certified, RunFacts
 from .theme import Drawing, Stroke, stroke
 
@@ -46,7 +46,7 @@ class _RunView:
     classes: list[ClassFigures]
     weakest: ClassFigures | None
     groups: list[_Group]
-    correlations: list[Correlation]
+    correlations: list[MetricFigures]
 
     @property
     def labels(self) -> list[int]:
