@@ -84,7 +84,7 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
         MODEL: files[MODEL],
         STATEMENT: f"{evidence.statement}\n".encode(),
     }
-    if CURVE in files:  # of released values and the test set
+    if CURVE in files:  # of released values and the test set; its rows are checked with the rest of the bundle
         content[CURVE] = files[CURVE]
     for name in _row_files(evidence, metrics):
         content[name] = files[name]
@@ -103,7 +103,7 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
 def _in_bundle(facts: RunFacts) -> RunFacts:
     """What the page of a bundle speaks of: the parts whose rows are in the bundle."""
     why = "the page of a bundle shows no images of the data set"
-    return replace(facts, path=Path("this bundle"), samples=[], attacks=[], curve=[], images=None, no_images=why)
+    return replace(facts, path=Path("this bundle"), samples=[], attacks=[], images=None, no_images=why, in_bundle=True)
 
 
 def _row_files(evidence: Evidence, metrics: dict[str, Any]) -> list[str]:
