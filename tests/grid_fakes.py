@@ -7,6 +7,7 @@ import numpy as np
 
 from dpcert.certification.metrics import average_certified_radius, certified_accuracy, radii_to_show
 from dpcert.experiment.grid import Cell
+from dpcert.methods import METHODS
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, Row, SampleRow, header, text_of
 
@@ -76,7 +77,7 @@ def fake_run(
     metrics = {
         "dataset": cell.dataset,
         "method": cell.method,
-        "sigma_train": cell.sigma,
+        "sigma_train": None if METHODS[cell.method].views == "none" else cell.sigma,
         "clean_accuracy": clean,
         "privacy": {**private, "conditions": []},
         "certification": [entry(sigma, radius) for sigma, radius in sorted(radii.items())],

@@ -100,6 +100,34 @@ def test_more_starts_and_more_strength_never_help_the_model():
     assert not (three & ~one).any()
 
 
+def test_the_random_start_is_tried_too():
+    """A model that is wrong only where the gradient does not lead: the start is in the way, every step leads out of it."""
+
+    class Trap(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            far = (x - 0.5).flatten(1)[:, 0] * self.w
+            return torch.stack([far.abs() < 0.001, far.abs() >= 0.001], dim=1).float() + 0.0 * far[:, None]
+
+    points = Images(torch.full((8, 1, 6, 6), 0.5), torch.zeros(8, dtype=torch.long), range(8))
+    assert not base_right(Trap(), points, attack("pgd-linf", 1, 1), 0.2, KEY).any()
+    assert base_right(Trap(), points, attack("fgsm"), 0.2, KEY).all()  # its one point is where the sign of 0 leads: the image
+
+
+def test_right_is_what_the_end_of_the_ascent_says():
+    """The points that foolbox is compared with are those the verdict is made from."""
+    model, x, y = trained_cnn(40)
+    points, how = Images(x, y, range(40)), attack("pgd-l2", 5, 1)
+    moved = perturbed(model, points, how, 1.5, KEY)
+    with torch.no_grad():
+        stays = (model.eval()(moved).argmax(1) == y) & (model.eval()(x).argmax(1) == y)
+    right = base_right(model, points, how, 1.5, KEY)
+    assert torch.equal(right, stays) and 0 < right.sum() < 40
+
+
 def test_random_starts_are_uniform_in_their_balls():
     """Kolmogorov-Smirnov accepts the law and rejects that of a start on the surface or of a normal one."""
     x, draws = torch.full((1, 2, 2), 0.5), range(2000)

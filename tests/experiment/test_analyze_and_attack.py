@@ -14,6 +14,7 @@ from dpcert.cli import main
 from dpcert.experiment import attack as attacking
 from dpcert.experiment.analyze import METRICS, AnalyzeRequest, analyze
 from dpcert.privacy.ledger import Ledger
+from dpcert.report.tables import read_run
 from dpcert.store.durable import read_checked_json, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, SampleRow, read_rows
 from dpcert.training.state import model_bytes, read_model
@@ -121,7 +122,7 @@ def test_certificates_of_another_model_or_other_images_are_refused(run, capsys):
     for name, word in (("model_sha256", "another model"), ("images_sha256", "other images")):
         write_checked_json(sidecar, {**facts, name: "0" * 64})
         assert word in refused(capsys, "analyze", run)
-        assert word in refused(capsys, "attack", run)
+        assert word in refused(capsys, "attack", run, "--smoothed")
     assert not (run / "samples.tsv").exists() and not (run / "attacks.tsv").exists()
 
 
@@ -130,7 +131,7 @@ def test_a_run_without_certificates(run, capsys):
     del metrics["check"]
     write_checked_json(run / "metrics.json", {**metrics, "certification": []})
     message = refused(capsys, "analyze", run)
-    assert "has no certificates at the training sigma 0.5" in message and f"dpcert certify {run}" in message
+    assert "has no certificates at its sigma 0.5" in message and f"dpcert certify {run}" in message
     assert call("attack", run, "--examples", 10) == 0  # needs none
 
 
@@ -184,6 +185,21 @@ def test_other_votes_at_the_same_sigma_do_not_take_the_place_of_the_first(run):
     assert len(read_rows(SampleRow, run / "samples.tsv")) == 20
 
 
+def test_other_certificates_do_not_take_the_place_of_the_main_ones(run):
+    """Without noisy views the config's sigma is the main one, not the smallest; a simultaneous file is not the main one."""
+    metrics = json.loads((run / "metrics.json").read_text())
+    del metrics["check"]
+    write_checked_json(run / "metrics.json", {**metrics, "sigma_train": None})
+    assert call("analyze", run) == 0
+    before = (run / "samples.tsv").read_bytes()
+    assert call("certify", run, "--n", 200, "--examples", 20, "--sigma", 0.25) == 0
+    assert call("certify", run, "--n", 200, "--examples", 20, "--simultaneous") == 0
+    assert call("analyze", run) == 0 and (run / "samples.tsv").read_bytes() == before
+    shown = read_run(run).main.figures
+    assert shown["file"] == read_checked_json(run / "samples.json", what="", remedy="")["certificates"]
+    assert shown["file"] == "certificates-sigma0.50.tsv"
+
+
 def test_a_request_that_made_nothing_binds_nobody(run):
     assert call("analyze", run) == 0
     (run / "samples.tsv").unlink()
@@ -192,7 +208,7 @@ def test_a_request_that_made_nothing_binds_nobody(run):
 
 
 def test_the_papers_signs_on_mnist(tmp_path):
-    """The certified radius falls with each of the three metrics (Section 4.2 of the paper); 50 images, two seconds."""
+    """The certified radius falls with each of the three metrics (Section 5.2 of the paper); 50 images, two seconds."""
     shutil.copytree(PUBLISHED, tmp_path / "run")
     rows = analyze(tmp_path / "run", AnalyzeRequest(examples=50)).rows
     radius = certified_radius_of_label(np.array([r.radius for r in rows]), np.array([r.correct for r in rows]))
@@ -256,10 +272,22 @@ def test_an_attack_that_beats_a_certificate_is_told(run, capsys):
     assert "less than the certified 1.0000" in capsys.readouterr().err
 
 
-def test_other_images_are_not_compared(run, capsys):
-    assert call("attack", run, "--attack", "pgd-l2", "--steps", 2, "--strengths", "0.1", "--examples", 25) == 0
-    request = attacking.request_of(run, ("pgd-l2",), "0.1", 2, None, False, None, 1000, 25, 0)
+def test_other_images_and_the_base_model_are_not_compared(run):
+    for smoothed, examples, compared in ((True, 20, True), (False, 20, False)):
+        request = attacking.request_of(run, ("pgd-l2",), "0.1", 2, 1, smoothed, None, 100, examples, 0, 7)
+        assert (attacking.run_attacks(run, request).certified != [None]) == compared
+    request = attacking.request_of(run, ("pgd-l2",), "0.2", 2, 1, True, None, 100, 25, 0)
     assert attacking.run_attacks(run, request).certified == [None]
+
+
+def test_a_contradiction_is_more_than_chance():
+    def found(accuracy, certified):
+        low, high = confidence_interval(round(500 * accuracy), 500)
+        row = AttackRow("pgd-l2", "smoothed", 0.5, 0.5, 20, 2, 500, accuracy, low, high)
+        return attacking.Attacked(Path("attacks.tsv"), [row], [certified]).contradictions
+
+    assert found(0.9, 0.902) == [] and found(0.9, None) == []
+    assert len(found(0.8, 0.9)) == 1 and "more votes" in found(0.8, 0.9)[0]
 
 
 def test_wrong_requests_of_attack(run, capsys):

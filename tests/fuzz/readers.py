@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import struct
 import tarfile
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from dpcert.report.tables import Certified, RunFacts, summary
 from dpcert.store import durable
 from dpcert.store.durable import canonical_json, sha256_hex
 from dpcert.store.metrics import read_metrics
-from dpcert.store.records import AttackRow, CertificateRow, RobustRow, SampleRow, header, read_rows, text_of
+from dpcert.store.records import AttackRow, CertificateRow, CurveRow, RobustRow, SampleRow, header, read_rows, text_of
 from dpcert.store.runs import RunDirectory
 from dpcert.training.curve import Point
 from dpcert.training.state import Origin, load_checkpoint, model_bytes, read_model, save_checkpoint
@@ -259,7 +260,7 @@ def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def _state_seeds(folder: Path) -> list[bytes]:
     directory = RunDirectory(folder / "run")
     directory.create()
-    save_checkpoint(directory, 3, *_trained(), "0" * 64, Origin("1" * 64, "2" * 64), [Point(2, 0.5, None)])
+    save_checkpoint(directory, 3, *_trained(), "0" * 64, Origin("1" * 64, "2" * 64), [Point(2, 0.5, None), Point(3, None, 0.5)])
     return [directory.state.read_bytes()]
 
 
@@ -307,7 +308,8 @@ ROWS = [CertificateRow(i, i % 3, (i + 1) % 3 - 1, 0.1 * i, i % 2, 0.01, 90 + i, 
 DECISIONS = [RobustRow(i, i % 3, i % 3, i % 3 - 1, 1, 0.01, 500) for i in range(4)]
 SAMPLES = [SampleRow(i, i % 3, i % 3, 1e-7 * i, 0.2, 1e-4, 40.0, 0.5, 0.1 * i, 1) for i in range(4)]
 ATTACKS = [AttackRow("fgsm", "base", None, 0.1 * i, 1, 1, 500, 0.5, 0.4, 0.6) for i in range(4)]
-KINDS = {CertificateRow: ROWS, RobustRow: DECISIONS, SampleRow: SAMPLES, AttackRow: ATTACKS}
+CURVE = [CurveRow(i, 0.1 * i, math.inf if i % 2 else 0.5, None if i % 2 else 0.25, None if i < 2 else 0.5) for i in range(4)]
+KINDS = {CertificateRow: ROWS, RobustRow: DECISIONS, SampleRow: SAMPLES, AttackRow: ATTACKS, CurveRow: CURVE}
 
 
 def _row_seeds(folder: Path) -> list[bytes]:

@@ -53,6 +53,23 @@ def test_a_bundle_holds_what_the_contract_names_and_verifies(bundle, capsys):
     assert json.loads(content["metrics.json"])["timing"] == {}
 
 
+def test_the_page_of_a_bundle_speaks_of_what_is_in_it(bundle):
+    """The curve is; attacks and per-image metrics are not, and no command of the reader's could make them there."""
+    page = read_public_files(bundle).content["report.html"].decode()
+    assert 'id="figure-training_epsilon"' in page
+    assert "Attack rows are not in this bundle." in page and "Per-image metrics are not in this bundle." in page
+    assert "dpcert analyze" not in page and "dpcert attack" not in page
+
+
+def test_a_damaged_curve_is_not_exported(copied, tmp_path, capsys):
+    whole = (copied / "training.tsv").read_text()
+    for damaged in (whole[:-9], whole.replace("\t1.0000\t", "\t1.5000\t")):
+        (copied / "training.tsv").write_text(damaged)
+        assert call("export", copied, tmp_path / "b.zip") == 2
+        err = capsys.readouterr().err
+        assert "training.tsv" in err and len(err.splitlines()) == 1 and not (tmp_path / "b.zip").exists()
+
+
 def test_the_same_run_gives_the_same_bytes_wherever_it_is(finished, bundle, tmp_path):
     shutil.copytree(finished, tmp_path / "elsewhere")
     for file in (tmp_path / "elsewhere").iterdir():
@@ -161,7 +178,8 @@ def test_held_out_records_are_left_out(tmp_path, capsys):
     assert not any("validation-" in name for name in content)
     metrics = json.loads(content["metrics.json"])
     assert "validation_accuracy" not in metrics and [e["split"] for e in metrics["certification"]] == ["test"]
-    assert b"(validation)" not in content["report.html"] and b"(validation)" in (run / "report.html").read_bytes()
+    for page in (content["report.html"], (run / "report.html").read_bytes()):
+        assert b"(validation)" not in page and b"certificates-validation" not in page
     assert b"40 held-out validation records are not covered" in content["statement.txt"]
     assert call("verify", file) == 0 and call("verify", run) == 0
 

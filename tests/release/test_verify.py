@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +12,9 @@ from dpcert.errors import VerifyError
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.statement import state
 from dpcert.release.files import PublicFiles, read_public_files
-from dpcert.release.verify import FAILED, NOT_CHECKED, OK, require_verified, verify
+from dpcert.release.verify import FAILED, NOT_CHECKED, OK, Evidence, _covers, require_verified, verify
 from dpcert.store.durable import canonical_json, sha256_hex
-from dpcert.store.records import CertificateRow, header, read_rows, text_of
+from dpcert.store.records import CertificateRow, CurveRow, header, read_rows, text_of
 from dpcert.training.state import model_bytes, parse_model
 
 from .conftest import call
@@ -34,9 +35,15 @@ def test_an_honest_run_passes_and_says_what_was_not_checked(finished, capsys):
     assert call("verify", finished) == 0
     out = capsys.readouterr().out
     assert "FAILED" not in out and " 0 failed, " in out
-    for words in ("ledger chain", "epsilon recomputed: epsilon = ", f"{JOINT}.tsv rows: 20 radii", "model against ledger"):
+    for words in (
+        "ledger chain",
+        "epsilon recomputed: epsilon = ",
+        f"{JOINT}.tsv rows: 20 radii",
+        "model against ledger",
+        "training curve: steps",
+    ):
         assert f"ok           {words}" in out
-    for words in ("HMACs", "noise was secret", "data were what", "tuning", "votes"):
+    for words in ("HMACs", "noise was secret", "data were what", "tuning", "votes", "accuracies and gradient norms"):
         assert any(words in line for line in out.splitlines() if line.startswith("not checked")), words
 
 
@@ -62,6 +69,22 @@ def edit_json(path, change):
 def edit_rows(path, change):
     rows = [change(row) for row in read_rows(CertificateRow, path)]
     path.write_text("\n".join([header(CertificateRow), *(text_of(row) for row in rows if row is not None)]) + "\n")
+
+
+def edit_curve(run, change):
+    """Other points of the training curve; `change` gets the list of rows."""
+    rows = change(read_rows(CurveRow, run / "training.tsv"))
+    (run / "training.tsv").write_text("\n".join([header(CurveRow), *map(text_of, rows)]) + "\n")
+
+
+def spend(factor, place):
+    """A point that is said to have cost `factor` times as much."""
+
+    def change(rows):
+        rows[place] = replace(rows[place], epsilon=rows[place].epsilon * factor)
+        return rows
+
+    return lambda run: edit_curve(run, change)
 
 
 def edit_row(run, name, **changes):
@@ -247,6 +270,24 @@ FORGERIES = {
     ),
     "per input said to be simultaneous": (lambda run: relabel(run, PLAIN, "simultaneous"), f"{PLAIN}.tsv rows"),
     "simultaneous said to be per input": (lambda run: relabel(run, JOINT, "per input"), f"{JOINT}.tsv rows"),
+    "a smaller epsilon on the way": (spend(0.999, 0), "training curve"),
+    "a smaller epsilon at the end": (spend(0.999, -1), "training curve"),
+    "a larger epsilon on the way": (spend(1.02, 1), "training curve"),
+    "no privacy on the way": (spend(float("inf"), 0), "training curve"),
+    "a curve without its end": (lambda run: edit_curve(run, lambda rows: rows[:-1]), "training curve"),
+    "a curve with more steps": (
+        lambda run: edit_curve(run, lambda rows: [*rows, replace(rows[-1], step=rows[-1].step + 1)]),
+        "training curve",
+    ),
+    "a curve of other epochs": (
+        lambda run: edit_curve(run, lambda rows: [replace(row, epoch=2 * row.epoch) for row in rows]),
+        "training curve",
+    ),
+    "a curve of no points": (lambda run: edit_curve(run, lambda rows: []), "training curve"),
+    "an edited point without its checksum": (
+        lambda run: (run / "training.tsv").write_text((run / "training.tsv").read_text().replace("\t1.0000\t", "\t1.0001\t")),
+        "training curve",
+    ),
     "a certification twice": (
         lambda run: edit_json(run / "metrics.json", lambda m: m["certification"].append(m["certification"][0])),
         "certificates",
@@ -270,6 +311,21 @@ def test_a_forgery_that_agrees_with_itself_throughout_is_out_of_reach_and_is_sai
     assert failures(copied) == []
     assert call("verify", copied) == 0
     assert "not checked  that these steps were what ran" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_private_has_no_finite_epsilon_on_its_curve(finished):
+    """The statement of such a run with the same rows: infinite ones pass, a finite one does not."""
+    rows = read_rows(CurveRow, finished / "training.tsv")
+    private = Evidence(read_public_files(finished)).statement
+    assert all(_covers(row, private) for row in rows)
+    nothing = replace(private, private=False, epsilon=float("inf"))
+    assert not any(_covers(row, nothing) for row in rows)
+    assert all(_covers(replace(row, epsilon=float("inf")), nothing) for row in rows)
+
+
+def test_a_run_without_a_curve_is_not_blamed_for_it(copied):
+    (copied / "training.tsv").unlink()
+    assert outcomes(copied)["training curve"] == NOT_CHECKED and failures(copied) == []
 
 
 def test_an_interrupted_sweep_claims_nothing(copied, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from dpcert.methods import METHODS
 from dpcert.report import words
-from dpcert.report.html import render
+from dpcert.report.html import _drawings, render
 from dpcert.report.tables import read_run
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import CertificateRow, CurveRow, header, read_rows, text_of
@@ -38,15 +38,14 @@ def test_twin_a_page_of_other_rows_is_caught(page, tmp_path):
 def test_correlations_and_medians_are_those_of_the_rows(page, complete):
     """Spearman's rho by hand: Pearson's of the ranks (no ties among the metrics; equal radii share their mean rank)."""
     samples = table(complete / "samples.tsv")
-    right = [row for row in samples if row["correct"] == "1"]
 
     def ranks(values):
         values = np.array(values)
         return np.array([(values < v).sum() + ((values == v).sum() + 1) / 2 for v in values])
 
-    radius = ranks([float(row["radius"]) for row in right])
+    radius = ranks([float(row["radius"]) * int(row["correct"]) for row in samples])
     for metric in ("gradient_norm", "hessian_norm", "lipschitz"):
-        rho = np.corrcoef(radius, ranks([float(row[metric]) for row in right]))[0, 1]
+        rho = np.corrcoef(radius, ranks([float(row[metric]) for row in samples]))[0, 1]
         shown = {
             e.attributes["data-key"]: e
             for e in Page(page).elements
@@ -301,6 +300,40 @@ def test_a_training_that_is_not_private_has_no_epsilon_curve(copied, without_fig
     assert "figure-training_accuracy" in text and "figure-training_epsilon" not in text and "no finite ε" in text
 
 
+def test_a_training_without_noise_shows_no_norm_of_a_gradient(copied, without_figures):
+    """Whether the column is empty or, in rows of an older version, is not."""
+    metrics = json.loads((copied / "metrics.json").read_text())
+    metrics.pop("check", None)
+    none = {"private": False, "reason": "gradients are not clipped", "epsilon": None, "noise_multiplier": 0.0}
+    write_checked_json(copied / "metrics.json", {**metrics, "privacy": {**metrics["privacy"], **none}})
+    for rows in (curve_rows(private=False), [replace(row, gradient_norm=None) for row in curve_rows(private=False)]):
+        write_rows(copied / "training.tsv", CurveRow, rows)
+        text = render([read_run(copied)])
+        assert "figure-training_accuracy" in text and "figure-training_gradient_norm" not in text
+        assert "noised gradient" not in text and "no norm of a gradient without noise" in text
+
+
+def test_certified_and_attacked_curves_are_of_one_sigma(complete, without_figures):
+    """A smoothed attack at another sigma, or one on the base model only, has no certified curve beside it."""
+    facts = read_run(complete)
+    labels = {s.label for s in _drawings([("run", facts)])["attacks_l2"].legend}
+    assert "certified, σ = 0.5" in labels and "certified curve and the attacked" in render([facts])
+    other = [replace(row, sigma=0.25) if row.target == "smoothed" else row for row in facts.attacks]
+    base = [row for row in facts.attacks if row.target == "base"]
+    for rows in (other, base):
+        drawing = _drawings([("run", replace(facts, attacks=rows))])["attacks_l2"]
+        assert not any("certified" in s.label for s in drawing.legend) and "certified" not in drawing.shows
+    assert "certified curve and the attacked" not in render([replace(facts, attacks=base)])
+
+
+def test_the_promise_leaves_out_records_that_were_held_out():
+    facts = read_run(RESULTS / "mnist-dp-gaussian")
+    assert "held out" not in words.promised(facts)
+    for value, said in (("5000", "but the 5,000 records held out for validation"), ('"many"', "in the training data: ")):
+        config = facts.config.replace("validation = 0", "").replace("[data]", f"[data]\nvalidation = {value}")
+        assert said in words.promised(replace(facts, config=config))
+
+
 def test_files_with_a_header_only_count_as_missing(copied, without_figures):
     (copied / "training.tsv").write_text(header(CurveRow) + "\n")
     assert "training" in Page(render([read_run(copied)])).missing()
@@ -357,9 +390,10 @@ def test_damaged_rows_are_refused_with_the_command_that_makes_them(complete, tmp
     run = tmp_path / "run"
     shutil.copytree(complete, run)
     whole = (run / name).read_text()
+    grows = name != "training.tsv"  # a kill leaves half a row there, which is no damage
     for damaged in (
         whole.replace("1", "2", 1 + whole.count("1") // 2),
-        whole[:-9],
+        whole[:-9] + ("\n" if grows else ""),
         whole.replace("check", "chock", 1),
         whole + text_of_last(whole),
     ):

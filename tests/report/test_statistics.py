@@ -1,14 +1,21 @@
 """What tables and figures are computed with, against hand-made rows."""
 
 import math
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpcert.report.statistics import by_class, correlations, example_groups, geometric_means, weakest
+from dpcert.analysis.correlate import drawn_groups
+from dpcert.experiment.analyze import summary as analyze_summary
+from dpcert.experiment.grid import Cell
+from dpcert.report.sample_claims import by_radius
+from dpcert.report.shelf import Place, Shelf
+from dpcert.report.statistics import by_class, correlations, example_groups, metric_and_radius, weakest
+from dpcert.report.tables import read_run
 from dpcert.store.records import CertificateRow, SampleRow
+from tests.grid_fakes import fake_run, radius_of
 
 
 def certificate(idx, label, predict, radius):
@@ -49,31 +56,28 @@ def sample(idx, metric, radius, correct=1):
 
 
 def test_correlation_has_the_sign_of_the_rows():
-    falling = [sample(i, math.exp(-i), 0.1 * i) for i in range(9)]
-    assert all(c.rho == pytest.approx(-1) and c.examples == 9 for c in correlations(falling))
-    with_wrong = [*falling, *(sample(20 + i, 100.0 * i, 1.0 + i, correct=0) for i in range(9))]
-    assert all(c.rho == pytest.approx(-1) and c.examples == 9 for c in correlations(with_wrong))  # wrong answers do not count
-    assert all(c.rho is None for c in correlations(falling[:2])) and all(
-        c.rho is None for c in correlations([sample(i, 1.0, i) for i in range(5)])
-    )
+    """A wrong answer has radius 0, however far it is certified: what ACR is the mean of."""
+    falling = [sample(i, math.exp(-i), 0.1 * i) for i in range(1, 10)]
+    assert all(c.correlation.rank == pytest.approx(-1) and c.correlation.count == 9 for c in correlations(falling))
+    with_wrong = [*falling, *(sample(20 + i, 100.0, 5.0, correct=0) for i in range(9))]
+    assert all(c.correlation.rank < -0.9 and c.correlation.count == 18 for c in correlations(with_wrong))
+    as_certified = [replace(row, correct=1) for row in with_wrong]  # the twin
+    assert all(c.correlation.rank > 0 for c in correlations(as_certified))
+    assert all(c.median == 100.0 for c in correlations([*with_wrong, sample(40, 100.0, 0.0)]))
+    for rows in ([], falling[:2], [sample(i, 1.0, i) for i in range(5)]):
+        assert all(c.correlation.rank is None for c in correlations(rows))
 
 
-@given(st.floats(-3, 3), st.floats(-2, 2))
-def test_means_of_logarithms_lie_on_a_log_line(slope, offset):
-    """Where log(metric) is linear in the radius, the binned means are on that line; arithmetic means would not be."""
-    radius = np.linspace(0, 1.6, 200)
-    centres, means = geometric_means(radius, np.exp(offset + slope * radius))
-    assert len(centres) == 10 and np.log(means) == pytest.approx(offset + slope * centres, abs=1e-9)
-
-
-def test_twin_arithmetic_means_are_off_the_line():
-    radius = np.linspace(0, 1.6, 200)
-    centres, _ = geometric_means(radius, np.exp(-3 * radius))
-    arithmetic = [np.exp(-3 * radius)[(radius >= c - 0.08) & (radius <= c + 0.08)].mean() for c in centres]
-    assert np.abs(np.log(arithmetic) + 3 * centres).max() > 1e-4
-
-
-def test_zeros_and_nothing_have_no_logarithm():
-    assert len(geometric_means(np.array([0.1, 0.2]), np.zeros(2))[0]) == 0
-    centres, means = geometric_means(np.array([0.5, 0.5, 0.5]), np.array([0.0, 1.0, 4.0]))
-    assert centres == pytest.approx([0.5]) and means == pytest.approx([2.0])
+def test_the_page_the_command_and_the_claims_say_the_same(tmp_path):
+    """One run, three readers: the same correlation over images, the same groups by radius."""
+    radius = radius_of(0.8, 0.5)
+    folder = fake_run(tmp_path, Cell("mnist", "dpsgd"), {0.5: radius}, samples=lambda k: (1.0 + k % 7, 2.0 + k % 5, 3.0 + k))
+    facts = read_run(folder)
+    page = {found.metric: found.correlation.rank for found in correlations(facts.analysed)}
+    command = {line[0]: line[4] for line in analyze_summary(facts.samples)}
+    assert {name: f"{rank:+.3f}" for name, rank in page.items()} == command
+    measured = Shelf({Place("mnist", "dpsgd", 0.5): folder}).certified("mnist", "dpsgd", 0.5)
+    groups = drawn_groups(*metric_and_radius(facts.analysed, "lipschitz"), 0.5)
+    middles, logarithms = by_radius(measured, "Lipschitz constant", 0.5)
+    assert middles == pytest.approx([group.middle for group in groups])
+    assert logarithms == pytest.approx([math.log10(group.mean) for group in groups])

@@ -1,10 +1,13 @@
 """training.tsv: about a row an epoch, of released values and the test set, the same after a crash."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 import dpcert
+from dpcert.privacy import mechanism
+from dpcert.privacy import noise as noises
 from dpcert.privacy.accounting import epsilon
 from dpcert.store.records import CurveRow, read_rows
 from dpcert.training import curve
@@ -15,8 +18,15 @@ def rows(out):
     return read_rows(CurveRow, out / "training.tsv")
 
 
-def test_a_row_an_epoch_with_what_was_spent_and_reached(tmp_path):
-    run = train(tmp_path / "run", epochs=4, noise_seed=None, epsilon=8.0)
+def test_a_row_an_epoch_with_what_was_spent_and_reached(tmp_path, monkeypatch):
+    raw = []  # norms of the means before noise
+
+    def add(clipped, *noise):
+        raw.append(float(clipped.value.norm()) / 10)
+        return noises.add(clipped, *noise)
+
+    monkeypatch.setattr(mechanism, "noise", SimpleNamespace(add=add))
+    run = train(tmp_path / "run", epochs=4, noise_seed=None, epsilon=1.0)
     found = rows(tmp_path / "run")
     assert [row.step for row in found] == [24, 48, 72, 96] and [row.epoch for row in found] == [1, 2, 3, 4]
     spent = [row.epsilon for row in found]
@@ -28,12 +38,22 @@ def test_a_row_an_epoch_with_what_was_spent_and_reached(tmp_path):
         assert exact <= row.epsilon <= exact * 1.02
     assert found[-1].test_accuracy == pytest.approx(curve.accuracy(run.model, DATA.x_test, DATA.y_test), abs=1e-6)
     noise = run.plan.noise_multiplier * 0.1 / 10 * math.sqrt(195)  # of the noised mean gradient, 195 parameters
-    assert all(0.8 * noise < row.gradient_norm < 1.2 * noise + 0.1 for row in found)
+
+    def is_noised(norm):
+        return 0.8 * noise < norm < 1.2 * noise + 0.1
+
+    assert all(is_noised(row.gradient_norm) for row in found)
+    assert len(raw) == 96 and not any(is_noised(norm) for norm in raw)  # the twin
 
 
 def test_a_run_that_is_not_private_spends_infinity(tmp_path):
     train(tmp_path / "run", epochs=1)
     assert [row.epsilon for row in rows(tmp_path / "run")] == [math.inf]
+
+
+def test_a_training_without_noise_has_no_norm_of_its_gradients(tmp_path):
+    train(tmp_path / "run", epochs=2, method=dpcert.method("regular"))
+    assert [(row.epsilon, row.gradient_norm) for row in rows(tmp_path / "run")] == [(math.inf, None)] * 2
 
 
 def test_long_trainings_have_at_most_some_fifty_rows(tmp_path):

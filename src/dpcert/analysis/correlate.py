@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import spearmanr
 
 THRESHOLDS = (0.5, 1.0, 1.5)  # the paper's tau
-_FEWEST = 3
+FEWEST = 5  # images in a group that is drawn: the mean of fewer says little
+_FEWEST_TO_CORRELATE = 3
+_GROUPS, _MOST_SIGMAS = 10, 3.3  # the largest radius of 10,000 votes is about 3.2 sigma
 
 
 def certified_radius_of_label(radius: np.ndarray, correct: np.ndarray) -> np.ndarray:
@@ -20,20 +21,24 @@ class Correlation:
     """Of log(metric) with the radius. None where it has no meaning: fewer than three examples, or all alike."""
 
     rank: float | None  # Spearman's; the logarithm does not change it, so a metric of 0 counts too
+    rank_p_value: float | None
     pearson: float | None  # of the examples whose metric is above 0
     count: int
 
 
 def correlation(metric: np.ndarray, radius: np.ndarray) -> Correlation:
-    """Rank (Spearman) and linear (Pearson) correlation of log(metric) and radius."""
+    """Rank (Spearman) and linear (Pearson) correlation of log(metric) and radius: of examples, or of groups of them."""
+    from scipy.stats import spearmanr  # slow to import: only when it is needed
+
     positive = metric > 0
     log, beside = np.log(metric[positive]), radius[positive]
-    rank = float(spearmanr(metric, radius).statistic) if _varies(metric, radius) else None
-    return Correlation(rank, float(np.corrcoef(log, beside)[0, 1]) if _varies(log, beside) else None, len(metric))
+    rank, p_value = (float(value) for value in spearmanr(metric, radius)) if _varies(metric, radius) else (None, None)
+    linear = float(np.corrcoef(log, beside)[0, 1]) if _varies(log, beside) else None
+    return Correlation(rank, p_value, linear, len(metric))
 
 
 def _varies(a: np.ndarray, b: np.ndarray) -> bool:
-    return len(a) >= _FEWEST and np.ptp(a) > 0 and np.ptp(b) > 0
+    return len(a) >= _FEWEST_TO_CORRELATE and np.ptp(a) > 0 and np.ptp(b) > 0
 
 
 @dataclass(frozen=True)
@@ -46,21 +51,25 @@ class RadiusBin:
     mean: float
 
     @property
-    def log_mean(self) -> float:
-        """Natural logarithm of the mean, as the paper plots it; -inf where the mean is 0."""
-        return float(np.log(self.mean)) if self.mean > 0 else -np.inf
+    def middle(self) -> float:
+        """Where the group is drawn."""
+        return (self.low + self.high) / 2
 
 
-def by_radius(metric: np.ndarray, radius: np.ndarray, width: float = 0.25) -> list[RadiusBin]:
-    """Mean metric of the examples grouped by their radius, in bins of `width`; empty bins are left out."""
-    if len(radius) == 0:
-        return []
+def by_radius(metric: np.ndarray, radius: np.ndarray, sigma: float) -> list[RadiusBin]:
+    """Mean metric of the examples grouped by their radius, ten groups up to 3.3 sigma; empty ones are left out."""
+    width = _MOST_SIGMAS * sigma / _GROUPS
     place = np.floor(radius / width).astype(int)
     found = []
     for k in np.unique(place):
         inside = metric[place == k]
         found.append(RadiusBin(float(k * width), float((k + 1) * width), len(inside), float(inside.mean())))
     return found
+
+
+def drawn_groups(metric: np.ndarray, radius: np.ndarray, sigma: float) -> list[RadiusBin]:
+    """The groups that are drawn, on a log scale as the paper does: the log of a group's mean, not the mean of logs."""
+    return [group for group in by_radius(metric, radius, sigma) if group.count >= FEWEST and group.mean > 0]
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class Smoothing:
 
 
 def perturbed(model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int = 0) -> Tensor:
-    """The images at the end of one start of an attack on the base model."""
-    return _ascent(_prepared(model), images, how, strength, key, start, None)
+    """Where one start of an attack on the base model ends: where the class first turns wrong, or after the last step."""
+    return _ascent(_prepared(model), images, how, strength, key, start, None)[0]
 
 
 def base_right(
@@ -65,7 +65,7 @@ def base_right(
 ) -> Tensor:
     """Whether the base model is right on each image whatever the attack tried; ``[b]``.
 
-    PGD tries the image itself and every point it comes by. FGSM tries its one point, as the paper does.
+    PGD tries the image itself, its random starts and every point it comes by. FGSM tries its one point, as the paper does.
     """
     copies, rows = _copies(model), batch or _rows(model)
 
@@ -74,29 +74,11 @@ def base_right(
         for start in range(how.starts):
             here = right.nonzero()[:, 0]
             left = Images(part.x[here], part.labels[here], [part.indices[place] for place in here.tolist()])
-            right[here] = _survives(target, left, how, strength, key, start)
+            right[here] = _ascent(target, left, how, strength, key, start, None)[1]
         tell(len(part.x) * how.starts)
         return right
 
     return torch.cat(list(share(copies, work, images.parts(rows))))
-
-
-def _survives(target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int) -> Tensor:
-    """Whether the class stays right along one ascent; an image that lost is not moved on."""
-    right = torch.ones(len(images.x), dtype=torch.bool)
-    if len(right) == 0:
-        return right
-    ball, device = _ball(how), device_of(target)
-    x, labels = images.x.to(device), images.labels.to(device)
-    moved, here = _begin(ball, x, images.indices, how, strength, key, start), torch.arange(len(x), device=device)
-    for _ in range(how.steps):
-        moved = ball.step(x, moved, uphill(target, moved, labels, _no_noise(moved)), strength, how.step(strength))
-        stays = _is_right(target, moved, labels).to(device)
-        right[here[~stays].cpu()] = False
-        x, labels, moved, here = x[stays], labels[stays], moved[stays], here[stays]
-        if len(here) == 0:
-            break
-    return right
 
 
 def smoothed_right(
@@ -120,7 +102,7 @@ def smoothed_right(
     for start in range(how.starts):
 
         def work(target: nn.Module, part: Images, start: int = start) -> Tensor:
-            moved = _ascent(target, part, how, strength, key, start, smoothing)
+            moved, _ = _ascent(target, part, how, strength, key, start, smoothing)
             tell(len(part.x))
             return moved
 
@@ -145,20 +127,32 @@ def smoothed_right(
 
 def _ascent(
     target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int, smoothing: Smoothing | None
-) -> Tensor:
-    """Where one ascent ends."""
+) -> tuple[Tensor, Tensor]:
+    """Where one ascent ends, and whether the base model was right at each point of it that the attack tries.
+
+    On the base model (`smoothing` None) an image that lost is not moved on. The smoothed classifier is not judged here.
+    """
     ball, device = _ball(how), device_of(target)
     x, labels = images.x.to(device), images.labels.to(device)
-    moved = _begin(ball, x, images.indices, how, strength, key, start)
-    for number in range(how.steps):
-        part = _NOISE_PARTS + start * how.steps + number
-        noise = _no_noise(moved) if smoothing is None else _noises(smoothing, x, images.indices, key, part)
-        moved = ball.step(x, moved, uphill(target, moved, labels, noise), strength, how.step(strength))
-    return moved.cpu()
+    moved, here = _begin(ball, x, images.indices, how, strength, key, start), torch.arange(len(x), device=device)
+    ends, right = moved.clone(), torch.ones(len(x), dtype=torch.bool, device=device)
+    for number in range(how.steps + 1):
+        if number > 0:
+            part = _NOISE_PARTS + start * how.steps + number - 1
+            noise = _no_noise(moved) if smoothing is None else _noises(smoothing, x, images.indices, key, part)
+            moved = ball.step(x, moved, uphill(target, moved, labels, noise), strength, how.step(strength))
+            ends[here] = moved
+        if smoothing is None and (number > 0 or not how.is_single):
+            stays = _is_right(target, moved, labels).to(device)
+            right[here[~stays]] = False
+            x, labels, moved, here = x[stays], labels[stays], moved[stays], here[stays]
+        if len(here) == 0:
+            break
+    return ends.cpu(), right.cpu()
 
 
 def _begin(ball: Ball, x: Tensor, indices: Sequence[int], how: Attack, strength: float, key: bytes, start: int) -> Tensor:
-    if how.is_single:
+    if how.is_single or len(x) == 0:
         return x
     return torch.stack([ball.random(key, image, index, start, strength) for image, index in zip(x, indices, strict=True)])
 

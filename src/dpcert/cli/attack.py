@@ -20,6 +20,7 @@ def attack(
     starts: Annotated[int | None, typer.Option(help="Random starts of PGD.", show_default="2")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of PGD.", show_default="20")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of starts and noise.")] = 0,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.", show_default="128 on a CPU")] = None,
     device: o.Device = None,
 ) -> None:
     """Accuracy under attack, on test images 0, k, 2k, ...: an upper bound on robustness, where certificates are a lower one.
@@ -30,7 +31,7 @@ def attack(
     from ._show import print_table, progress_bar
 
     names = tuple(attacks or ("fgsm",))
-    request = own.request_of(run, names, strengths, steps, starts, smoothed, sigma, n, o.examples_of(examples), seed)
+    request = own.request_of(run, names, strengths, steps, starts, smoothed, sigma, n, o.examples_of(examples), seed, batch)
     with progress_bar("data", "bytes") as fetching, progress_bar("attack", "images") as attacking:
         found = own.run_attacks(run, request, device or "cpu", attacking, fetching)
     print_table(own.HEADINGS, own.summary(found))

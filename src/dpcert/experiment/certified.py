@@ -1,6 +1,5 @@
 """The certificates of a run that other rows are joined with."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import RunError
+from ..store import metrics as store
 from ..store.durable import sha256_hex
-from ..store.metrics import read_metrics
+from ..store.metrics import main_sigma, read_metrics
 from ..store.records import CertificateRow, read_rows
 from ..store.runs import RunDirectory
-from .run import images_sha256, read_facts
+from .run import images_sha256, read_config, read_facts
 
 
 @dataclass(frozen=True)
@@ -26,30 +26,23 @@ class Certification:
 
 
 def main_certification(directory: RunDirectory, model_sha256: str, x: Tensor, y: Tensor) -> Certification:
-    """The one at the training sigma (for a method without noisy views: the first), which must be of this model and images."""
+    """The one the run is spoken of by, as in the report; it must be of this model and images."""
     directory.require(directory.metrics)
     metrics = read_metrics(directory.metrics)
-    sigma = metrics.get("sigma_train")
-    entries = [entry for entry in metrics["certification"] if entry["split"] == "test"]
-    entries = [entry for entry in entries if sigma in (None, entry["sigma"])]
-    if not entries:
-        at = "" if sigma is None else f" at the training sigma {sigma:g}"
-        raise RunError(f"{directory.path} has no certificates{at}; make them with: dpcert certify {directory.path}")
-    return certification_of(directory.path, min(entries, key=_is_special), model_sha256, x, y)
+    sigma = main_sigma(metrics, read_config(directory.path).certification_sigma)
+    entry = store.certification_at(metrics["certification"], sigma)
+    if entry is None:
+        make = f"dpcert certify {directory.path} --sigma {sigma:g}"
+        raise RunError(f"{directory.path} has no certificates at its sigma {sigma:g}; make them with: {make}")
+    return certification_of(directory.path, entry, model_sha256, x, y)
 
 
 def certification_at(directory: RunDirectory, sigma: float, model_sha256: str, x: Tensor, y: Tensor) -> Certification | None:
     """The certification of the test set at `sigma`; None where there is none."""
     if not directory.metrics.exists():
         return None
-    metrics = read_metrics(directory.metrics)
-    entries = [entry for entry in metrics["certification"] if entry["split"] == "test" and entry["sigma"] == sigma]
-    return certification_of(directory.path, min(entries, key=_is_special), model_sha256, x, y) if entries else None
-
-
-def _is_special(entry: dict[str, Any]) -> bool:
-    """Whether other certificates at this sigma came first and have the plain name; `min` keeps the first of equals."""
-    return re.fullmatch(r"certificates-sigma[0-9.]+\.tsv", entry["file"]) is None
+    entry = store.certification_at(read_metrics(directory.metrics)["certification"], sigma)
+    return None if entry is None else certification_of(directory.path, entry, model_sha256, x, y)
 
 
 def certification_of(path: Path, entry: dict[str, Any], model_sha256: str, x: Tensor, y: Tensor) -> Certification:

@@ -66,7 +66,7 @@ def side_file(content: Content, name: str, model_sha256: str | None) -> str:
     """Rows that metrics.json does not speak of: answers at one radius must be whole and of this model; others claim nothing."""
     if not name.startswith("robust-") or not content[name].endswith(b"\n"):
         raise NotCheckedError("metrics.json has no figures of it: a sweep that was interrupted claims nothing")
-    rows = _rows(RobustRow, content, name)
+    rows = rows_of(RobustRow, content, name)
     of_model = _of_model(_sidecar(content, name), model_sha256)
     return f"{len(rows)} answers at one radius, {of_model}; they hold no counts to recompute"
 
@@ -88,7 +88,7 @@ def _sidecar(content: Content, name: str) -> dict[str, Any]:
 
 def radii_follow(content: Content, entry: dict[str, Any]) -> str:
     """Every row's class, bound and radius follow from its count by Clopper and Pearson and Cohen's formula."""
-    rows, alpha = _rows(CertificateRow, content, entry["file"]), _alpha_each(entry)
+    rows, alpha = rows_of(CertificateRow, content, entry["file"]), _alpha_each(entry)
     for row in rows:
         wrong = _wrong(row, entry, alpha)
         if wrong is not None:
@@ -134,7 +134,7 @@ def _rounded_down(stated: float, value: float, unit: float) -> bool:
 def figures_follow(content: Content, entry: dict[str, Any]) -> str:
     """ACR, certified accuracy, their intervals and the abstentions, made anew from the rows."""
     stride, examples = entry["stride"], entry["examples"]
-    by_index = {row.idx: row for row in _rows(CertificateRow, content, entry["file"])}
+    by_index = {row.idx: row for row in rows_of(CertificateRow, content, entry["file"])}
     rows = [by_index[stride * number] for number in range(examples) if stride * number in by_index]
     if len(rows) != examples or examples < 1:
         raise VerifyError(f"it holds {len(rows)} of the {examples} rows metrics.json speaks of")
@@ -156,7 +156,8 @@ def _same(name: str, stated: float, interval: list[float | None], found: Estimat
             raise VerifyError(f"metrics.json says {name} = {stated} {interval}, the rows give {found.value:.6f}")
 
 
-def _rows(kind: type[AnyRow], content: Content, name: str) -> list[AnyRow]:
+def rows_of(kind: type[AnyRow], content: Content, name: str) -> list[AnyRow]:
+    """The rows of a file, each with its checksum right."""
     if name not in content:
         raise VerifyError(f"{name} is not here; restore it from a copy")
     lines = content[name].decode("ascii").split("\n")
@@ -169,5 +170,5 @@ def _rows(kind: type[AnyRow], content: Content, name: str) -> list[AnyRow]:
         except ValueError as error:
             raise VerifyError(f"{name} line {number} is edited or damaged ({error})") from error
     if len({row.key for row in rows}) != len(rows):
-        raise VerifyError(f"{name} holds an example twice")
+        raise VerifyError(f"{name} holds {kind.columns[0]} twice")
     return rows

@@ -17,7 +17,7 @@ from ..privacy.statement import Statement
 from ..report.html import render
 from ..report.tables import RunFacts, read_run
 from ..store.durable import canonical_json, sha256_hex
-from ..store.runs import RunDirectory
+from ..store.runs import RunDirectory, is_of_validation
 from .certificates import json_object
 from .files import (
     CONFIG,
@@ -31,7 +31,6 @@ from .files import (
     STATEMENT,
     PublicFiles,
     bundle_bytes,
-    is_of_validation,
     read_public_files,
     write_new,
 )
@@ -85,7 +84,7 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
         MODEL: files[MODEL],
         STATEMENT: f"{evidence.statement}\n".encode(),
     }
-    if CURVE in files:  # of released values and the test set
+    if CURVE in files:  # of released values and the test set; its rows are checked with the rest of the bundle
         content[CURVE] = files[CURVE]
     for name in _row_files(evidence, metrics):
         content[name] = files[name]
@@ -104,7 +103,7 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
 def _in_bundle(facts: RunFacts) -> RunFacts:
     """What the page of a bundle speaks of: the parts whose rows are in the bundle."""
     why = "the page of a bundle shows no images of the data set"
-    return replace(facts, path=Path("this bundle"), samples=[], attacks=[], curve=[], images=None, no_images=why)
+    return replace(facts, path=Path("this bundle"), samples=[], attacks=[], images=None, no_images=why, in_bundle=True)
 
 
 def _row_files(evidence: Evidence, metrics: dict[str, Any]) -> list[str]:

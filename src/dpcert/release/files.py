@@ -49,11 +49,6 @@ def is_known(name: str) -> bool:
     return name in (CONFIG, LEDGER, METRICS, MODEL, REPORT, STATEMENT, MANIFEST, CURVE) or ROWS.fullmatch(name) is not None
 
 
-def is_of_validation(name: str) -> bool:
-    """Whether these are rows of held-out training records, which no epsilon covers."""
-    return "-validation" in name
-
-
 def _most_bytes(name: str) -> int:
     return MOST_BYTES.get(name, MOST_BYTES_OF_OTHERS)
 

@@ -1,8 +1,9 @@
 """An outsider's check of a run: do its files agree with each other, and does its epsilon follow from its ledger?
 
 Needs no secret and no data. Guarantee: if nothing failed, the ledger is a whole chain that belongs to these weights and
-this config, the stated epsilon is what its steps cost, and every figure of the certificates follows from the votes in the
-rows. What such a check can never show (that the ledger tells the truth about what was run) is listed as not checked.
+this config, the stated epsilon is what its steps cost (at each point of the training curve too), and every figure of the
+certificates follows from the votes in the rows. What such a check can never show (that the ledger tells the truth about
+what was run) is listed as not checked.
 """
 
 import json
@@ -19,13 +20,17 @@ from ..methods import METHODS
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state
 from ..store.durable import sha256_hex
+from ..store.records import CurveRow
+from ..training.curve import epsilon_after, spent
 from ..training.state import parse_model
 from . import certificates
 from .certificates import NotCheckedError
-from .files import CONFIG, LEDGER, MANIFEST, METRICS, MODEL, STATEMENT, PublicFiles
+from .files import CONFIG, CURVE, LEDGER, MANIFEST, METRICS, MODEL, STATEMENT, PublicFiles
 
 OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
 _LARGEST_MU, _MOST_SETTINGS = 30.0, 8
+_MOST_POINTS = 100  # of a training curve: each is composed anew
+_EPOCH_UNIT, _EPSILON_UNIT = 1e-4, 1e-6  # what its rows are rounded to
 _CLOSE = 1e-6  # relative: epsilon recomputed by another build of the same accountant
 
 
@@ -258,6 +263,31 @@ def _model_and_epsilon(evidence: Evidence) -> str:
     return "the statement in the header is what the ledger proves"
 
 
+def _curve(evidence: Evidence) -> str:
+    """Steps, epochs and epsilons of training.tsv follow from the ledger; its other columns are out of reach."""
+    if not evidence.has(CURVE):
+        raise NotCheckedError(f"{CURVE} is not here: the course of the training was not recorded")
+    rows, statement = certificates.rows_of(CurveRow, evidence.files.content, CURVE), evidence.statement
+    _expect(0 < len(rows) <= _MOST_POINTS, f"{CURVE} holds {len(rows)} rows; a run has 1 to {_MOST_POINTS}")
+    steps = [row.step for row in rows]
+    _expect(steps == sorted(steps) and steps[0] >= 1, f"{CURVE} is not in the order of the steps")
+    _expect(steps[-1] == statement.steps, f"{CURVE} ends after {steps[-1]} steps, the ledger after {statement.steps}")
+    for row in rows:
+        epoch = row.step * statement.sampling_probability
+        _expect(abs(row.epoch - epoch) <= _EPOCH_UNIT, f"step {row.step} is at epoch {epoch:.4f}, {CURVE} says {row.epoch}")
+        _expect(_covers(row, statement), f"{CURVE} says epsilon {row.epsilon} after step {row.step}, not what they cost")
+    return f"steps, epochs and epsilons of {len(rows)} points follow from the ledger"
+
+
+def _covers(row: CurveRow, statement: Statement) -> bool:
+    """Whether a row's epsilon is no less than its steps cost, and at most 1 % more."""
+    if not statement.private:
+        return math.isinf(row.epsilon)
+    wide = spent(row.step, statement)  # an upper bound, and quick: what lies below it is compared with the exact value
+    least = wide if row.epsilon >= wide * (1 - _CLOSE) else epsilon_after(row.step, statement)
+    return least * (1 - _CLOSE) <= row.epsilon <= 1.01 * least + _EPSILON_UNIT
+
+
 def _statement_text(evidence: Evidence) -> str:
     _expect(evidence.bytes_of(STATEMENT).decode() == f"{evidence.statement}\n", f"{STATEMENT} says something else")
     return "word for word what the ledger proves"
@@ -274,6 +304,7 @@ _CHECKS: dict[str, Callable[[Evidence], str]] = {
     "model against config": _model_and_config,
     "model against ledger": _model_and_ledger,
     "model against epsilon": _model_and_epsilon,
+    "training curve": _curve,
 }
 
 
@@ -288,7 +319,7 @@ def _certificates(evidence: Evidence) -> Iterator[Check]:
         yield _run(f"{name} belongs to the model", partial(certificates.belongs, content, entry, model_sha256))
         yield _run(f"{name} rows", partial(certificates.radii_follow, content, entry))
         yield _run(f"{name} figures", partial(certificates.figures_follow, content, entry))
-    named = {entry["file"] for entry in entries}
+    named = {CURVE, *(entry["file"] for entry in entries)}
     for name in sorted(name for name in content if name.endswith(".tsv") and name not in named):
         yield _run(f"{name} belongs to the model", partial(certificates.side_file, content, name, model_sha256))
 
@@ -311,6 +342,7 @@ def _out_of_reach() -> list[Check]:
         "that these steps were what ran": "the ledger is the trainer's own; the code that writes it can be read and tested",
         "that the data were what they are said to be": "the training data are not here",
         "tuning": "other runs that were looked at leave no trace in this one; the statement says they are not charged",
+        "accuracies and gradient norms of the training curve": "they need the test images, and the gradients of the training",
         "the votes and the clean accuracy": "they need the images; repeat them with dpcert certify on another copy of the run",
     }
     return [Check(name, NOT_CHECKED, reason) for name, reason in reasons.items()]

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..analysis.correlate import FEWEST, drawn_groups
 from ..certification.metrics import certified_accuracy
 from ..store.records import AttackRow, CurveRow
-from .statistics import METRICS, geometric_means
+from .statistics import METRICS, metric_and_radius
 from .tables import Certified, RunFacts
 from .theme import INK, NARROW, SERIES, SOFT, Drawing, Stroke, stroke
 
@@ -41,11 +43,10 @@ def certified_accuracy_curve(runs: Named) -> Drawing:
 def _certifications(runs: Named) -> list[tuple[Stroke, RunFacts, Certified]]:
     """Each certification with its stroke: a colour for each run, dashes for other sigmas; a run alone has a colour for each."""
     found = []
-    alike = len({(c.figures["sigma"], c.mark, c.is_of_test_set) for _, run in runs for c in run.certified}) == 1
+    alike = len({(c.figures["sigma"], c.mark) for _, run in runs for c in run.of_test}) == 1
     for place, (name, run) in enumerate(runs):
-        for other, c in enumerate(run.certified):
-            split = "" if c.is_of_test_set else f" ({c.figures['split']})"
-            sigma = f"σ = {c.figures['sigma']:g}{c.mark}{split}"
+        for other, c in enumerate(run.of_test):
+            sigma = f"σ = {c.figures['sigma']:g}{c.mark}"
             s = stroke(sigma, other) if len(runs) == 1 else stroke(name if alike else f"{name}, {sigma}", place, dash=other)
             found.append((s, run, c))
     return found
@@ -135,17 +136,27 @@ def _distribution(
 
 
 def training_curves(runs: Named) -> list[Drawing]:
-    """Test accuracy, norm of the noised gradient, and epsilon by epoch; no training loss."""
+    """Test accuracy, norm of the noised gradient (where there is noise), and epsilon by epoch; no training loss."""
+    # Rows from before the column was left empty may hold the norm of a gradient without noise.
+    noised = [(name, run if run.metrics["privacy"].get("noise_multiplier") else replace(run, curve=[])) for name, run in runs]
     drawings = [
         _by_epoch(runs, "training_accuracy", "test accuracy (%)", _accuracy_in_percent),
-        _by_epoch(runs, "training_gradient_norm", "norm of the noised gradient", lambda row: row.gradient_norm, log=True),
+        _by_epoch(noised, "training_gradient_norm", "norm of the noised gradient", _noised_norm, log=True),
         _by_epoch(runs, "training_epsilon", "ε spent so far", lambda row: row.epsilon),
     ]
     return [drawing for drawing in drawings if drawing.legend]
 
 
 def _accuracy_in_percent(row: CurveRow) -> float:
-    return math.nan if row.test_accuracy is None else 100 * row.test_accuracy
+    return 100 * _or_nan(row.test_accuracy)
+
+
+def _noised_norm(row: CurveRow) -> float:
+    return _or_nan(row.gradient_norm)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _by_epoch(runs: Named, name: str, label: str, value: Callable[[CurveRow], float], log: bool = False) -> Drawing:
@@ -199,40 +210,43 @@ def _histogram(runs: Named, metric: str) -> Drawing:
 
 
 def metrics_by_radius(runs: Named) -> list[Drawing]:
-    """Each per-sample metric against the certified radius, over the examples that are classified rightly."""
+    """Each per-sample metric against the certified radius of the true label, with the means of groups as the paper has them."""
     return [_by_radius(runs, metric) for metric in METRICS]
 
 
 def _by_radius(runs: Named, metric: str) -> Drawing:
     found = []
     for place, (name, run) in enumerate(runs):
-        right = np.array([bool(row.correct) for row in run.samples], dtype=bool)
-        radius = np.array([row.radius for row in run.samples])
-        if right.any():
-            found.append((stroke(name, place, marker="o"), radius[right], _values(run, metric)[right]))
+        rows, main = run.analysed, run.main
+        if rows and main is not None:
+            values, radius = metric_and_radius(rows, metric)
+            found.append((stroke(name, place, marker="o"), radius, values, float(main.figures["sigma"])))
 
     def draw(axes: Any) -> None:
-        for s, radius, values in found:
+        for s, radius, values, sigma in found:
             if len(found) == 1:
                 some = slice(None, None, -(-len(radius) // _MOST_POINTS))
                 axes.plot(radius[some], values[some], "o", color=SOFT, alpha=0.3, markersize=3.2, markeredgewidth=0)
-            axes.plot(*geometric_means(radius, values), **s.line)
+            groups = drawn_groups(values, radius, sigma)
+            axes.plot([group.middle for group in groups], [group.mean for group in groups], **s.line)
         axes.set(xlabel="certified L2 radius", ylabel=METRICS[metric])
-        _log_scale(axes, "y", [float(v) for *_, values in found for v in values if v > 0])
+        _log_scale(axes, "y", [float(v) for _, _, values, _ in found for v in values if v > 0])
 
-    said = "; ".join(f"{s.label}: {len(radius)} images" for s, radius, _ in found)
-    shows = f"{METRICS[metric].capitalize()} by certified radius, with the mean of its logarithm in bins of the radius. {said}."
+    said = "; ".join(f"{s.label}: {len(radius)} images" for s, radius, *_ in found)
+    shows = f"{METRICS[metric].capitalize()} by certified radius, with its mean in groups of at least {FEWEST} images. {said}."
     return Drawing(f"radius_by_{metric}", shows, draw, [s for s, *_ in found], 240.0, NARROW)
 
 
 def attack_l2(runs: Named) -> Drawing | None:
-    """Accuracy under PGD in L2, on the axis of the certified curve: what was found, above what is proved."""
+    """Accuracy under PGD in L2; beside attacks on a smoothed model what is certified of it, which is at the same sigma."""
     lines = _attack_lines(runs, ("pgd-l2",))
     proved = []
     for place, (name, run) in enumerate(runs):
-        if run.main is not None and any(row.attack == "pgd-l2" for row in run.attacks):
-            word = f"certified, σ = {run.main.figures['sigma']:g}"
-            proved.append((stroke(word if len(runs) == 1 else f"{name}: {word}", 0 if len(runs) == 1 else place), run.main))
+        sigmas = sorted({row.sigma for row in run.attacks if row.attack == "pgd-l2" and row.sigma is not None})
+        for other, c in enumerate(c for sigma in sigmas if (c := run.certified_at(sigma)) is not None):
+            word = f"certified, σ = {c.figures['sigma']:g}"
+            s = stroke(word, 0, dash=other) if len(runs) == 1 else stroke(f"{name}: {word}", place, dash=other)
+            proved.append((s, c))
     furthest = max(
         [float(row.strength) for _, rows in lines for row in rows] + [float(c.radius.max()) for _, c in proved] + [0.1]
     )
@@ -245,7 +259,8 @@ def attack_l2(runs: Named) -> Drawing | None:
         axes.set(xlabel="L2 radius, or size of the attack", xlim=(0, furthest * 1.03))
 
     legend = [s for s, _ in proved] + [s for s, _ in lines]
-    shows = f"Accuracy under PGD attacks in L2 beside the certified accuracy. {_spoken_attacks(lines)}."
+    beside = " beside the certified accuracy" if proved else ""
+    shows = f"Accuracy under PGD attacks in L2{beside}. {_spoken_attacks(lines)}."
     return Drawing("attacks_l2", shows, draw, legend, height=290.0) if lines else None
 
 

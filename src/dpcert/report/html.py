@@ -10,7 +10,7 @@ from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
 from ..store.records import CertificateRow
 from . import figures, pictures, words
-from .statistics import METRICS, ClassFigures, Correlation, ExampleGroup, by_class, correlations, example_groups, weakest
+from .statistics import METRICS, ClassFigures, ExampleGroup, MetricFigures, by_class, correlations, example_groups, weakest
 from .tables import Certified, RunFacts
 from .theme import Drawing, Stroke, stroke
 
@@ -46,7 +46,7 @@ class _RunView:
     classes: list[ClassFigures]
     weakest: ClassFigures | None
     groups: list[_Group]
-    correlations: list[Correlation]
+    correlations: list[MetricFigures]
 
     @property
     def labels(self) -> list[int]:
@@ -88,7 +88,7 @@ def render(runs: list[RunFacts]) -> str:
         views=views,
         title=", ".join(names) if len(runs) <= 3 else f"{len(runs)} runs",
         drawings=_drawings(list(zip(names, runs, strict=True))),
-        radii=_radii_of_table([c for run in runs for c in run.certified]),
+        radii=_radii_of_table([c for run in runs for c in run.of_test]),
         headline=words.HEADLINE_RADIUS,
         metric_names=METRICS,
         promises=_promises(views),
@@ -112,7 +112,7 @@ def _packaged(name: str) -> str:
 def _drawings(runs: Sequence[tuple[str, RunFacts]]) -> dict[str, Drawing]:
     """The figures there are rows for, by name."""
     found: list[Drawing | None] = []
-    if any(run.certified for _, run in runs):
+    if any(run.of_test for _, run in runs):
         found += [figures.certified_accuracy_curve(runs)]
     if any(run.main for _, run in runs):
         found += [figures.radii(runs), figures.p_lower(runs)]
@@ -135,7 +135,7 @@ def _view(name: str, run: RunFacts, place: int, of: int) -> _RunView:
         classes=classes,
         weakest=weakest(classes, words.HEADLINE_RADIUS),
         groups=_groups(run, main, _EXAMPLES_ALONE if of == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],
-        correlations=correlations(run.samples),
+        correlations=correlations(run.analysed),
     )
 
 

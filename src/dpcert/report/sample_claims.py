@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..analysis.correlate import correlation, drawn_groups
 from .claims import BASELINES, SIGMAS, SIMILAR, VARIANTS, Claim, Finding, titled
 from .paper import TITLES
 from .shelf import Measured, Sample, Shelf
@@ -14,17 +15,21 @@ METRICS: dict[str, Callable[[Sample], float]] = {
     "Lipschitz constant": lambda sample: sample.lipschitz,
 }
 TAUS = (0.5, 1.0, 1.5)
-RADIUS_BINS = 10
 _SMALLEST = 1e-12  # a metric of exactly 0 has no logarithm
 _BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution; more speaks for two modes
 _POINT = 0.01
 _FEWEST = 30
-_FEWEST_IN_A_GROUP = 5  # the mean of fewer images says little
+
+
+def values_of(run: Measured, metric: str) -> np.ndarray:
+    """A metric, an entry for each image."""
+    return np.array([METRICS[metric](sample) for sample in run.samples])
 
 
 def logs(run: Measured, metric: str) -> np.ndarray:
-    """log10 of a metric, an entry for each image."""
-    return np.log10(np.maximum([METRICS[metric](sample) for sample in run.samples], _SMALLEST))
+    """log10 of it."""
+    logarithms: np.ndarray = np.log10(np.maximum(values_of(run, metric), _SMALLEST))
+    return logarithms
 
 
 def radii(run: Measured) -> np.ndarray:
@@ -34,12 +39,8 @@ def radii(run: Measured) -> np.ndarray:
 
 def by_radius(run: Measured, metric: str, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     """Images grouped by radius: the middle of each group, and the log of the group's mean metric."""
-    edges = np.linspace(0.0, 3.3 * sigma, RADIUS_BINS + 1)  # the largest radius of 10,000 votes is about 3.2 sigma
-    group = np.clip(np.digitize(radii(run), edges) - 1, 0, RADIUS_BINS - 1)
-    values = 10 ** logs(run, metric)
-    filled = [k for k in range(RADIUS_BINS) if np.sum(group == k) >= _FEWEST_IN_A_GROUP]
-    middles = (edges[:-1] + edges[1:]) / 2
-    return middles[filled], np.array([np.log10(values[group == k].mean()) for k in filled])
+    groups = drawn_groups(values_of(run, metric), radii(run), sigma)
+    return np.array([group.middle for group in groups]), np.log10([group.mean for group in groups])
 
 
 def bimodality(values: np.ndarray) -> float:
@@ -109,11 +110,15 @@ def stability_is_apart(shelf: Shelf, dataset: str, sigma: float) -> Finding | No
 
 def correlations(run: Measured, sigma: float) -> dict[str, float]:
     """Of radius and log metric over the groups of images, for each metric."""
-    return {metric: _correlation(*by_radius(run, metric, sigma)) for metric in METRICS}
+    groups = {metric: drawn_groups(values_of(run, metric), radii(run), sigma) for metric in METRICS}
+    return {
+        metric: _correlation(np.array([group.middle for group in own]), np.array([group.mean for group in own]))
+        for metric, own in groups.items()
+    }
 
 
-def _correlation(first: np.ndarray, second: np.ndarray) -> float:
-    return float(np.corrcoef(first, second)[0, 1]) if len(first) > 2 and first.std() > 0 and second.std() > 0 else 0.0
+def _correlation(radius: np.ndarray, metric: np.ndarray) -> float:
+    return correlation(metric, radius).pearson or 0.0
 
 
 def negative_correlation(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
@@ -132,7 +137,7 @@ def lipschitz_is_closest(shelf: Shelf, dataset: str, sigma: float) -> Finding | 
     runs = analysed(shelf, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
     if runs is None:
         return None
-    mean = {metric: float(np.mean([_correlation(radii(run), logs(run, metric)) for run in runs])) for metric in METRICS}
+    mean = {metric: float(np.mean([_correlation(radii(run), values_of(run, metric)) for run in runs])) for metric in METRICS}
     strongest = min(mean, key=lambda metric: mean[metric])
     words = ", ".join(f"{metric} {value:+.2f}" for metric, value in mean.items())
     return Finding(strongest == "Lipschitz constant", f"mean correlation of {len(runs)} methods: {words}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..store.metrics import is_papers
-from ..store.records import AttackRow, CertificateRow, SampleRow, read_rows
+from ..store.records import AttackRow, CertificateRow
 from ..store.runs import RunDirectory
 from .tables import RunFacts, read_run
 
@@ -77,20 +77,14 @@ class Measured:
     @cached_property
     def samples(self) -> list[Sample]:
         """The images of samples.tsv that are certified at this sigma: joined by index."""
-        path = self.facts.path / "samples.tsv"
-        if not path.exists():
-            return []
         earned = {row.idx: float(radius) for row, radius in zip(self.rows, self.earned, strict=True)}
-        rows = read_rows(SampleRow, path, allow_torn_end=True)
-        joined = [(row, earned[row.idx]) for row in rows if row.idx in earned]
+        joined = [(row, earned[row.idx]) for row in self.facts.samples if row.idx in earned]
         return [Sample(row.gradient_norm, row.hessian_norm, row.lipschitz, radius) for row, radius in joined]
 
     @cached_property
     def fgsm(self) -> dict[float, AttackRow]:
         """The base model under FGSM, by strength."""
-        path = self.facts.path / "attacks.tsv"
-        rows = read_rows(AttackRow, path, allow_torn_end=True) if path.exists() else []
-        return {row.strength: row for row in rows if (row.attack, row.target) == ("fgsm", "base")}
+        return {row.strength: row for row in self.facts.attacks if (row.attack, row.target) == ("fgsm", "base")}
 
 
 class Shelf:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..analysis.correlate import Correlation, certified_radius_of_label, correlation
 from ..store.records import CertificateRow, SampleRow
 
 ABSTAIN = -1
@@ -48,43 +49,29 @@ def weakest(classes: Sequence[ClassFigures], radius: float) -> ClassFigures | No
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """Spearman's rank correlation of radius and metric, over the examples that are classified rightly."""
+class MetricFigures:
+    """A per-image metric over the analysed images: its median, and its correlation with the radius of the true label."""
 
     metric: str
-    rho: float | None  # None: fewer than three examples, or all alike
-    p_value: float | None
-    examples: int
     median: float
+    correlation: Correlation
 
 
-def correlations(samples: Sequence[SampleRow]) -> list[Correlation]:
+def correlations(samples: Sequence[SampleRow]) -> list[MetricFigures]:
     """One for each metric."""
-    from scipy.stats import spearmanr
-
-    right = [row for row in samples if row.correct]
-    radius = np.array([row.radius for row in right])
     found = []
     for metric in METRICS:
-        values = np.array([getattr(row, metric) for row in right])
-        median = float(np.median([getattr(row, metric) for row in samples])) if samples else math.nan
-        usable = len(right) > 2 and np.ptp(radius) > 0 and np.ptp(values) > 0
-        rho, p_value = (float(x) for x in spearmanr(radius, values)) if usable else (None, None)
-        found.append(Correlation(metric, rho, p_value, len(right), median))
+        values, radius = metric_and_radius(samples, metric)
+        median = float(np.median(values)) if len(values) else math.nan
+        found.append(MetricFigures(metric, median, correlation(values, radius)))
     return found
 
 
-def geometric_means(radius: np.ndarray, values: np.ndarray, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of log(metric) in equal bins of the radius, as the paper draws it: centres, and exp of the means."""
-    keep = values > 0
-    radius, values = radius[keep], values[keep]
-    if not len(radius):
-        return np.array([]), np.array([])
-    edges = np.linspace(radius.min(), radius.max() + 1e-9, bins + 1)
-    place = np.clip(np.digitize(radius, edges) - 1, 0, bins - 1)
-    full = [b for b in range(bins) if (place == b).any()]
-    centres = np.array([radius[place == b].mean() for b in full])
-    return centres, np.array([math.exp(float(np.log(values[place == b]).mean())) for b in full])
+def metric_and_radius(samples: Sequence[SampleRow], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """A metric and the certified radius of the true label, an entry for each image."""
+    radius = np.array([row.radius for row in samples])
+    correct = np.array([row.correct for row in samples])
+    return np.array([getattr(row, metric) for row in samples]), certified_radius_of_label(radius, correct)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import numpy as np
 from ..errors import RunError
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
-from ..store.metrics import FORMAT, read_metrics, require_known_format
+from ..store.metrics import FORMAT, certification_at, main_sigma, read_metrics, require_known_format
 from ..store.records import AnyRow, AttackRow, CertificateRow, CurveRow, SampleRow, read_rows
-from ..store.runs import RunDirectory
+from ..store.runs import RunDirectory, is_of_validation
 from .paper import TABLE_1
 
 ABSTAIN = -1  # in the column `predict`
@@ -74,13 +74,33 @@ class RunFacts:
     files: dict[str, str] = field(default_factory=dict)  # name -> SHA-256
     images: np.ndarray | None = None
     no_images: str = "the data set was not at hand when this page was made"
+    in_bundle: bool = False  # a page for those who have the bundle only
+
+    @property
+    def of_test(self) -> list[Certified]:
+        """The certifications of test images: those of held-out training records are not for a page."""
+        return [certified for certified in self.certified if certified.is_of_test_set]
 
     @property
     def main(self) -> Certified | None:
-        """The certification the page speaks of first: of the test set, at the sigma of the training where there is one."""
-        of_test = [certified for certified in self.certified if certified.is_of_test_set]
-        trained = self.metrics.get("sigma_train")
-        return next((c for c in of_test if c.figures["sigma"] == trained), next(iter(of_test), None))
+        """The certification the page speaks of first: at the run's own sigma or, where there is none, at the smallest."""
+        own = self.setting("certify", "sigma")
+        sigma = main_sigma(self.metrics, self.setting("method", "sigma") if own is None else own)
+        smallest = min((certified.figures["sigma"] for certified in self.of_test), default=None)
+        return self.certified_at(sigma) or self.certified_at(smallest)
+
+    def certified_at(self, sigma: float | None) -> Certified | None:
+        """The certification that speaks for the test set at `sigma`; None where there is none."""
+        entry = certification_at([certified.figures for certified in self.certified], sigma)
+        return next((certified for certified in self.certified if certified.figures is entry), None)
+
+    @property
+    def analysed(self) -> list[SampleRow]:
+        """The per-image metrics, each with radius and answer of the main certification, whichever they were made beside."""
+        main = self.main
+        rows = {} if main is None else {row.idx: row for row in main.rows}
+        found = [(sample, rows[sample.idx]) for sample in self.samples if sample.idx in rows]
+        return [replace(sample, radius=row.radius, correct=row.correct) for sample, row in found]
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -131,9 +151,10 @@ def read_run(path: Path) -> RunFacts:
         raise RunError(f"{directory.config} is not the config of this run (its SHA-256 differs); restore it from a copy")
     text = _toml(directory.config, config)
     certified = [Certified(entry, _rows(path, entry)) for entry in metrics["certification"]]
-    samples = _rows_if_there(SampleRow, path / "samples.tsv")
-    attacks = _rows_if_there(AttackRow, path / "attacks.tsv")
-    curve = _rows_if_there(CurveRow, path / "training.tsv")
+    # These two grow: a kill may leave half a row, which the next dpcert analyze or attack drops.
+    samples = _rows_if_there(SampleRow, path / "samples.tsv", may_grow=True)
+    attacks = _rows_if_there(AttackRow, path / "attacks.tsv", may_grow=True)
+    curve = _rows_if_there(CurveRow, directory.curve)
     return RunFacts(path, metrics, text, certified, samples, attacks, curve, _digests(path))
 
 
@@ -158,15 +179,15 @@ def _refuse_newer_model(path: Path) -> None:
     require_known_format(path, found)
 
 
-def _rows_if_there(kind: type[AnyRow], path: Path) -> list[AnyRow]:
-    return read_rows(kind, path) if path.is_file() else []
+def _rows_if_there(kind: type[AnyRow], path: Path, *, may_grow: bool = False) -> list[AnyRow]:
+    return read_rows(kind, path, allow_torn_end=may_grow) if path.is_file() else []
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """SHA-256 of the files that a run's promises stand on."""
+    """SHA-256 of the files that a run's promises stand on; not of rows about held-out training records."""
     patterns = ("*.toml", "*.jsonl", "metrics.json", "*.safetensors", "*.tsv", "certificates-*.json", "robust-*.json")
     files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file() and not file.name.startswith(".")}
-    return {file.name: sha256_hex(file.read_bytes()) for file in sorted(files)}
+    return {file.name: sha256_hex(file.read_bytes()) for file in sorted(files) if not is_of_validation(file.name)}
 
 
 def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:

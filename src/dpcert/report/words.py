@@ -92,8 +92,11 @@ def promised(run: RunFacts) -> str:
     privacy = run.metrics["privacy"]
     if not privacy["private"]:
         return f"Nothing is promised about the privacy of the training data (ε = ∞: {privacy['reason']})."
+    held_out, but = run.setting("data", "validation"), ""
+    if isinstance(held_out, int) and held_out > 0:
+        but = f" but the {held_out:,} records held out for validation, which it does not cover"
     return (
-        f"Privacy is promised to everyone in the training data: taking any one image out, or putting one in, changes the "
+        f"Privacy is promised to everyone in the training data{but}: taking any one image out, or putting one in, changes the "
         f"probability of any result by at most a factor e^ε with ε = {ceil_text(privacy['epsilon'], 2)}, but for a "
         f"probability of δ = {privacy['delta']:g}."
     )

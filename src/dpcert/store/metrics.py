@@ -1,7 +1,7 @@
 """metrics.json as a checked value: figures of the wrong kind are an error that names them, not a crash somewhere later."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,36 @@ def read_metrics(path: Path) -> dict[str, Any]:
 def is_papers(entry: dict[str, Any], sigma: float) -> bool:
     """Whether a certification is the paper's at this sigma: its votes, the test set, alpha for each image on its own."""
     votes = (entry["n0"], entry["n"], entry["alpha"]) == (PAPERS_N0, PAPERS_N, PAPERS_ALPHA)
-    plain = not entry.get("fresh_noise") and not entry.get("skip_misclassified") and entry.get("alpha_is") != "simultaneous"
-    return bool(entry["sigma"] == sigma and votes and plain and entry["split"] == "test")
+    return bool(entry["sigma"] == sigma and votes and _is_plain(entry) and entry["split"] == "test")
+
+
+def _is_plain(entry: dict[str, Any]) -> bool:
+    special = entry.get("fresh_noise") or entry.get("skip_misclassified") or entry.get("alpha_is") == "simultaneous"
+    return not special
+
+
+def certification_at(entries: Sequence[dict[str, Any]], sigma: Any) -> dict[str, Any] | None:
+    """The certification that speaks for the test set at `sigma`: the paper's, then other plain ones, then special ones.
+
+    Among equals the one with more votes, so that a quick look taken later does not take the place of it.
+    """
+
+    def place(entry: dict[str, Any]) -> tuple[Any, ...]:
+        return not is_papers(entry, entry["sigma"]), not _is_plain(entry), -entry["n"], entry["alpha"], entry["file"]
+
+    of_test = [entry for entry in entries if entry["split"] == "test" and _same_sigma(entry["sigma"], sigma)]
+    return min(of_test, key=place, default=None)
+
+
+def _same_sigma(one: Any, other: Any) -> bool:
+    """Rows write six digits of a sigma."""
+    return _number(one) and _number(other) and f"{one:g}" == f"{other:g}"
+
+
+def main_sigma(metrics: Mapping[str, Any], certification_sigma: Any) -> Any:
+    """The sigma a run is spoken of at: that of its noisy views or, without any, the one its config certifies with."""
+    trained = metrics.get("sigma_train")
+    return trained if _number(trained) else certification_sigma
 
 
 def require_known_format(origin: Path | str, found: Any) -> None:

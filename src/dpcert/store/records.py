@@ -198,7 +198,7 @@ class CurveRow:
     step: int
     epoch: float
     epsilon: float  # of the steps so far; inf when the run is not private
-    gradient_norm: float  # of the noised mean gradient of this step
+    gradient_norm: float | None  # of the noised mean gradient of this step; None: no noise was added to it
     test_accuracy: float | None  # None: the test set is left alone while settings are chosen on a validation split
     columns: ClassVar[tuple[str, ...]] = ("step", "epoch", "epsilon", "gradient_norm", "test_accuracy")
     made_by: ClassVar[str] = "dpcert train"
@@ -210,15 +210,16 @@ class CurveRow:
 
     def fields(self) -> tuple[str, ...]:
         """Epsilon is rounded up: printing must not promise more than was proved."""
+        norm = "" if self.gradient_norm is None else f"{self.gradient_norm:.6g}"
         tested = "" if self.test_accuracy is None else f"{self.test_accuracy:.6f}"
-        return (str(self.step), f"{self.epoch:.4f}", ceil_text(self.epsilon, 6), f"{self.gradient_norm:.6g}", tested)
+        return (str(self.step), f"{self.epoch:.4f}", ceil_text(self.epsilon, 6), norm, tested)
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
         """The row of a line."""
-        step, (epoch, epsilon, norm) = int(fields[0]), (float(text) for text in fields[1:4])
-        tested = float(fields[4]) if fields[4] else None
-        if not (step >= 0 and epoch >= 0 and epsilon >= 0 and norm >= 0) or not 0 <= (tested or 0.0) <= 1:
+        step, epoch, epsilon = int(fields[0]), float(fields[1]), float(fields[2])
+        norm, tested = (float(text) if text else None for text in fields[3:5])
+        if not (step >= 0 and epoch >= 0 and epsilon >= 0 and (norm or 0.0) >= 0) or not 0 <= (tested or 0.0) <= 1:
             raise ValueError("a value is out of range")
         return cls(step, epoch, epsilon, norm, tested)
 

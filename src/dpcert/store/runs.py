@@ -12,6 +12,11 @@ from .durable import cannot_write, destroy, remove, write_atomically
 _KEY_BYTES = 32
 
 
+def is_of_validation(name: str) -> bool:
+    """Whether a file holds rows of held-out training records, which no epsilon covers."""
+    return "-validation" in name
+
+
 class RunDirectory:
     """The paths of one run. Nothing is created before `create`."""
 

@@ -1,6 +1,7 @@
 """The training curve: what may be shown of how a training went.
 
-Every number is a function of released values (weights, noised gradients) and of the test set; there is no training loss.
+Every number is a function of released values (weights, noised gradients) and of the test set; there is no training loss,
+and no norm of a gradient that no noise was added to.
 Points wait in the checkpoint, so a resumed run has the same ones; `training.tsv` is written once, with the last step.
 """
 
@@ -26,7 +27,7 @@ class Point:
     """After `step` steps: the norm of the last noised mean gradient, and how the model does on the test set."""
 
     step: int
-    gradient_norm: float
+    gradient_norm: float | None  # None: there is no noise
     test_accuracy: float | None
 
 
@@ -41,7 +42,7 @@ def watcher(model: nn.Module, data: Dataset, plan: Plan) -> Callable[[int, Tenso
         if done < plan.steps and _epochs(done, plan) // every == _epochs(done - 1, plan) // every:
             return None
         tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)
-        return Point(done, float(gradient.norm()), tested)
+        return Point(done, float(gradient.norm()) if plan.noise_multiplier > 0 else None, tested)
 
     return watch
 
@@ -61,16 +62,21 @@ def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:
     """training.tsv: the points with the epsilon of the steps so far, which follows from the plan."""
     lines = [header(CurveRow)]
     for point in points:
-        spent = _spent(point.step, plan, statement)
-        lines.append(text_of(CurveRow(point.step, _epochs(point.step, plan), spent, point.gradient_norm, point.test_accuracy)))
+        row = (point.step, _epochs(point.step, plan), spent(point.step, statement), point.gradient_norm, point.test_accuracy)
+        lines.append(text_of(CurveRow(*row)))
     return ("\n".join(lines) + "\n").encode()
 
 
-def _spent(step: int, plan: Plan, statement: Statement) -> float:
-    if not statement.private or step >= plan.steps:
+def spent(step: int, statement: Statement) -> float:
+    """An upper bound on epsilon of the first `step` steps, some 0.1 % above `epsilon_after` but for the last."""
+    return min(epsilon_after(step, statement, _COARSER), statement.epsilon)
+
+
+def epsilon_after(step: int, statement: Statement, coarser: float = 1.0) -> float:
+    """Epsilon of the first `step` steps of a finished run; infinite where it is not private."""
+    if not statement.private or step >= statement.steps:
         return statement.epsilon if statement.private else math.inf
-    steps = GaussianSteps(plan.noise_multiplier, plan.sampling_probability, step)
-    return min(compose([steps], statement.delta, _COARSER), statement.epsilon)
+    return compose([GaussianSteps(statement.noise_multiplier, statement.sampling_probability, step)], statement.delta, coarser)
 
 
 def _epochs(step: int, plan: Plan) -> float:

@@ -136,7 +136,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _point(values: list[Any]) -> Point:
     step, norm, accuracy = values
-    if not (isinstance(step, int) and isinstance(norm, float) and isinstance(accuracy, float | None)):
+    if not (isinstance(step, int) and isinstance(norm, float | None) and isinstance(accuracy, float | None)):
         raise ValueError("a point of the training curve is not three numbers")
     return Point(step, norm, accuracy)
 
