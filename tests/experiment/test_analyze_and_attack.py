@@ -12,10 +12,10 @@ from dpcert.analysis.correlate import certified_radius_of_label, correlation
 from dpcert.certification.bounds import confidence_interval
 from dpcert.cli import main
 from dpcert.experiment import attack as attacking
-from dpcert.experiment.analyze import METRICS, AnalyzeRequest, analyze
+from dpcert.experiment.analyze import AnalyzeRequest, analyze
 from dpcert.privacy.ledger import Ledger
 from dpcert.store.durable import read_checked_json, write_checked_json
-from dpcert.store.records import AttackRow, CertificateRow, SampleRow, read_rows
+from dpcert.store.records import METRICS, AttackRow, CertificateRow, SampleRow, read_rows
 from dpcert.training.state import model_bytes, read_model
 from tests.conftest import blobs
 from tests.fuzz.readers import chained

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-THRESHOLDS = (0.5, 1.0, 1.5)  # the paper's tau
+from ..published import THRESHOLDS
+
 _FEWEST = 3
 
 

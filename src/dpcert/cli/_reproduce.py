@@ -1,6 +1,7 @@
 """What ``dpcert reproduce`` joins: the grid that says what is needed, the runner that does it, the report that shows it."""
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -150,8 +151,27 @@ def show(asked: Request, figures: Path | None, markdown: Path | None) -> None:
         reproduction.save_figures(sections, figures)
         typer.echo(f"figures: {figures}")
     if markdown is not None:
-        reproduction.write_markdown(sections, markdown, figures)
+        reproduction.write_markdown(sections, markdown, figures, _command(asked, figures, markdown))
         typer.echo(f"page: {markdown}")
+
+
+def _command(asked: Request, figures: Path | None, markdown: Path) -> str:
+    """The request that makes the page again from the same rows."""
+    words = [
+        "dpcert",
+        "reproduce",
+        *asked.names,
+        *(word for name in asked.dataset_names for word in ("--dataset", name)),
+        "--show",
+    ]
+    words += [
+        "--results",
+        str(asked.results),
+        "--markdown",
+        str(markdown),
+        *([] if figures is None else ["--figures", str(figures)]),
+    ]
+    return shlex.join(words)
 
 
 def _places(needs: Sequence[Need], results: Path) -> dict[Place, Path]:

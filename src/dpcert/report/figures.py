@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..certification.metrics import certified_accuracy
-from ..store.records import AttackRow, CurveRow
-from .statistics import METRICS, geometric_means
+from ..store.records import METRICS, AttackRow, CurveRow
+from .statistics import geometric_means
 from .tables import Certified, RunFacts
 from .theme import INK, NARROW, SERIES, SOFT, Drawing, Stroke, stroke
 

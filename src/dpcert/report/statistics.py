@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..store.records import CertificateRow, SampleRow
+from ..store.records import METRICS, CertificateRow, SampleRow
 
 ABSTAIN = -1
-METRICS = {
-    "gradient_norm": "input-gradient norm",
-    "hessian_norm": "input-Hessian spectral norm",
-    "lipschitz": "local Lipschitz constant",
-}
 
 
 @dataclass(frozen=True)
