@@ -279,6 +279,19 @@ def test_wrong_requests_of_attack(run, capsys):
     assert files(run) == before
 
 
+def test_again_replaces_rows_of_other_settings_and_no_others(run, capsys):
+    assert call("attack", run, "--strengths", "0.1,0.5", "--examples", 20) == 0
+    assert call("attack", run, "--attack", "pgd-l2", "--steps", 2, "--strengths", "0.1", "--examples", 20) == 0
+    assert "--again" in refused(capsys, "attack", run, "--strengths", "0.1,0.5", "--examples", 30)
+    assert call("attack", run, "--strengths", "0.1", "--examples", 30, "--again") == 0
+    found = {(row.attack, row.strength): row.examples for row in read_rows(AttackRow, run / "attacks.tsv")}
+    assert found == {("fgsm", 0.1): 30, ("fgsm", 0.5): 20, ("pgd-l2", 0.1): 20}
+    before = files(run)
+    assert call("attack", run, "--strengths", "0.1", "--examples", 30, "--again") == 0
+    assert files(run) == before  # the same settings: nothing to do
+    assert "seed: 0 -> 3" in refused(capsys, "attack", run, "--strengths", "0.1", "--seed", 3, "--again")
+
+
 def test_the_votes_of_smoothed_rows_are_held_to(run, capsys):
     small = ["--strengths", "0.1000000001", "--examples", 10]
     assert call("attack", run, *small, "--smoothed", "--n", 50, "--sigma", 0.12345678) == 0  # rounded in the row

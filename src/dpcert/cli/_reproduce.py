@@ -14,7 +14,7 @@ import typer
 from .._validate import integer_in
 from ..errors import RunError
 from ..experiment.estimate import Estimator, as_words
-from ..experiment.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, needs_of, targets_of
+from ..experiment.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
 from ..experiment.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
 from ..experiment.reproduce import Failure, Runner, Tell
 from ..report import reproduction
@@ -99,7 +99,7 @@ def do_missing(asked: Request, *, dry_run: bool) -> list[Failure]:
     with _telling() as tell:
         wanted = {pieces[0].cell for pieces in chains}
         runner = Runner(asked.results, asked.examples, asked.jobs, asked.estimator, tell)
-        return runner.run([need for need in needs if need.cell in wanted])
+        return runner.run([need for need in in_order(asked.targets, asked.datasets) if need.cell in wanted])
 
 
 @contextlib.contextmanager
