@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpcert.attacks.kinds import STRENGTHS
 from dpcert.certification.metrics import average_certified_radius, certified_accuracy, radii_to_show
 from dpcert.experiment.grid import Cell
 from dpcert.methods import METHODS
@@ -57,7 +58,7 @@ def fake_run(
     cell: Cell,
     radii: dict[float, np.ndarray],
     *,
-    clean: float = 0.9,
+    clean: float | None = 0.9,
     weights: bool = True,
     samples: Callable[[int], tuple[float, float, float]] | None = None,
     fgsm: Sequence[float] | None = None,
@@ -93,10 +94,9 @@ def fake_run(
         ]
         _write_rows(folder / "samples.tsv", SampleRow, rows)
     if fgsm is not None:
-        strengths = (0.0005, 0.01, 0.1, 0.5, 1.0)
         attacks = [
             AttackRow("fgsm", "base", None, s, 1, 1, 1000, a, max(0.0, a - 0.02), min(1.0, a + 0.02))
-            for s, a in zip(strengths, fgsm, strict=True)
+            for s, a in zip(STRENGTHS["fgsm"], fgsm, strict=True)
         ]
         _write_rows(folder / "attacks.tsv", AttackRow, attacks)
     return folder
@@ -137,14 +137,17 @@ def whole_grid(results: Path, *, count: int = 100, worlds: dict[str, dict] | Non
             "clean": 0.98 if base in ("regular", "dpsgd", "psac") else 0.97 - 0.001 * cell.sigma,
             "metrics": (1.0, 1.0, 1.0),
             "bimodal": base == "dpsgd",
+            "noise": (4.0, 2.0, 0.0),
             "fgsm": (0.9, 0.8, 0.3, 0.1, 0.1),
         }
         if base == "regular":
             world["metrics"] = (30.0, 3.0, 3.0)
-        elif base in ("dpsgd", "psac"):
-            world["metrics"] = (3.0, 3.0, 3.0)
+        elif base == "psac":
+            world["metrics"] = (3.5, 3.0, 3.0)
+        elif base == "dpsgd":
+            world["metrics"] = (3.0, 2.5, 3.0)
         elif base == "dp-stability":
-            world |= {"metrics": (4.0, 4.0, 0.3), "fgsm": (0.95, 0.9, 0.6, 0.12, 0.1)}
+            world |= {"metrics": (1e4, 4.0, 0.3), "fgsm": (0.95, 0.9, 0.6, 0.12, 0.1)}
         else:
             world["fgsm"] = (0.92, 0.86, 0.5, 0.11, 0.1)
         if cell.change and cell.change[0][0] != "method.copies":
@@ -158,7 +161,7 @@ def whole_grid(results: Path, *, count: int = 100, worlds: dict[str, dict] | Non
         def metrics(k, world=world, fall=fall, high=high, noise=noise):
             gone = 0.4 * fall[1][k] / fall[0]
             up = 3.0 if world["bimodal"] and high[k] else 0.0
-            logs = np.array([-gone + up + 4 * noise[k, 0], -gone + 2 * noise[k, 1], -gone])
+            logs = np.array([-gone + up, -gone, -gone]) + np.array(world["noise"]) * noise[k]
             return tuple(float(v) for v in np.array(world["metrics"]) * 10.0**logs)
 
         fake_run(

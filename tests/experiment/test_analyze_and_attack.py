@@ -12,11 +12,11 @@ from dpcert.analysis.correlate import certified_radius_of_label, correlation
 from dpcert.certification.bounds import confidence_interval
 from dpcert.cli import main
 from dpcert.experiment import attack as attacking
-from dpcert.experiment.analyze import METRICS, AnalyzeRequest, analyze
+from dpcert.experiment.analyze import AnalyzeRequest, analyze
 from dpcert.privacy.ledger import Ledger
 from dpcert.report.tables import read_run
 from dpcert.store.durable import read_checked_json, write_checked_json
-from dpcert.store.records import AttackRow, CertificateRow, SampleRow, read_rows
+from dpcert.store.records import METRICS, AttackRow, CertificateRow, SampleRow, read_rows
 from dpcert.training.state import model_bytes, read_model
 from tests.conftest import blobs
 from tests.fuzz.readers import chained
@@ -305,6 +305,19 @@ def test_wrong_requests_of_attack(run, capsys):
     assert "sigma is -1" in refused(capsys, "attack", run, "--smoothed", "--sigma", -1)
     assert "fgsm takes one step" in refused(capsys, "attack", run, "--steps", 3)
     assert files(run) == before
+
+
+def test_again_replaces_rows_of_other_settings_and_no_others(run, capsys):
+    assert call("attack", run, "--strengths", "0.1,0.5", "--examples", 20) == 0
+    assert call("attack", run, "--attack", "pgd-l2", "--steps", 2, "--strengths", "0.1", "--examples", 20) == 0
+    assert "--again" in refused(capsys, "attack", run, "--strengths", "0.1,0.5", "--examples", 30)
+    assert call("attack", run, "--strengths", "0.1", "--examples", 30, "--again") == 0
+    found = {(row.attack, row.strength): row.examples for row in read_rows(AttackRow, run / "attacks.tsv")}
+    assert found == {("fgsm", 0.1): 30, ("fgsm", 0.5): 20, ("pgd-l2", 0.1): 20}
+    before = files(run)
+    assert call("attack", run, "--strengths", "0.1", "--examples", 30, "--again") == 0
+    assert files(run) == before  # the same settings: nothing to do
+    assert "seed: 0 -> 3" in refused(capsys, "attack", run, "--strengths", "0.1", "--seed", 3, "--again")
 
 
 def test_the_votes_of_smoothed_rows_are_held_to(run, capsys):

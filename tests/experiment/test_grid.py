@@ -5,8 +5,9 @@ import re
 import pytest
 
 from dpcert.errors import ConfigError
-from dpcert.experiment.grid import DATASETS, REPLACED, SIGMAS, TARGETS, Cell, Need, datasets_of, needs_of, targets_of
+from dpcert.experiment.grid import DATASETS, REPLACED, TARGETS, Cell, Need, datasets_of, in_order, needs_of, targets_of
 from dpcert.experiment.run import resolve
+from dpcert.published import COMPARED, SIGMAS
 
 CELLS = [need.cell for need in needs_of(list(TARGETS.values()), DATASETS)]
 
@@ -91,6 +92,51 @@ def test_needs_of_several_targets_are_joined():
     assert len({need.cell for need in needs}) == len(needs)
     dpsgd = next(need for need in needs if need.cell == Cell("mnist", "dpsgd"))
     assert dpsgd == Need(Cell("mnist", "dpsgd"), SIGMAS, False, ("fgsm",))
+
+
+def _said(need):
+    """A part of work as one would say it."""
+    parts = [*(["certify"] if need.sigmas else []), *(["analyze"] if need.samples else []), *need.attacks]
+    return f"{need.cell.name}: {', '.join(parts) or 'train'}"
+
+
+def test_all_is_worked_through_in_the_order_of_the_issue():
+    parts = [_said(need) for need in in_order(targets_of(["all"]), DATASETS)]
+    both, three = ("mnist", "fashion-mnist"), ("-sigma0.25", "", "-sigma1.00")
+    first = [f"{d}-{run}" for d in both for run in ("dpsgd", *(f"dp-gaussian{s}" for s in three))]
+    then = [f"{d}-{run}" for d in both for run in ("regular", "psac")]
+    seeds = [f"{d}-{m}-seed{k}" for d in both for m in ("regular", "dpsgd", "psac", "dp-gaussian") for k in (1, 2)]
+    rest = [f"{d}-{m}{s}" for d in both for m in ("dp-smoothadv", "dp-stability", "dp-macer") for s in three]
+    copies = [f"dp-gaussian-copies{k}" for k in ("1-replaced", "4", "6", "8")]
+    psac = [f"{base}+{part}" for base in ("dp-gaussian", "dp-smoothadv") for part in ("psac", "consistency")]
+    table = [f"{name}: certify" for name in (*first, *then, *seeds, *rest)]
+    ablations = [f"fashion-mnist-{name}: certify" for name in (*copies, *psac)]
+    assert parts[: len(table)] == table
+    parts = parts[len(table) :]
+    assert parts[: len(ablations)] == ablations
+    parts = parts[len(ablations) :]
+    assert set(parts[:7]) == {f"mnist-{name}: analyze" for name in COMPARED}
+    cells = 2 * (3 + 4 * 3)
+    assert all(part.endswith(": fgsm") and "seed" not in part for part in parts[7 : 7 + cells])
+    left = parts[7 + cells :]
+    assert {f"mnist-{name}: certify" for name in (*copies, *psac)} < set(left)
+    assert all("learning_rate" in part or "clip_norm" in part for part in left if not part.endswith(": certify"))
+
+
+def test_parts_of_work_are_what_is_needed_each_thing_once():
+    targets = targets_of(["all"])
+    parts, joined = in_order(targets, DATASETS), {}
+    for part in parts:
+        old = joined.get(part.cell, Need(part.cell))
+        assert (
+            not set(old.sigmas) & set(part.sigmas)
+            and not (old.samples and part.samples)
+            and not set(old.attacks) & set(part.attacks)
+        )
+        joined[part.cell] = Need(
+            part.cell, tuple(sorted((*old.sigmas, *part.sigmas))), old.samples or part.samples, old.attacks + part.attacks
+        )
+    assert joined == {need.cell: need for need in needs_of(targets, DATASETS)}
 
 
 def test_all_leaves_the_larger_grids_and_other_data_sets_out():

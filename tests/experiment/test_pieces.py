@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from dpcert.experiment.estimate import Estimator, as_words
 from dpcert.experiment.grid import Cell, Need
 from dpcert.experiment.pieces import Piece, check_examples, check_results, missing_of
 from dpcert.store.durable import write_checked_json
+from dpcert.store.records import SampleRow, header, read_rows, text_of
 from tests.grid_fakes import entry, fake_run, radius_of
 
 CELL = Cell("mnist", "dp-gaussian")
@@ -36,6 +38,28 @@ def test_done_is_done(tmp_path):
 def test_too_few_examples_are_certified_further(tmp_path):
     fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)}, samples=lambda k: (1, 1, 1), fgsm=(0.9, 0.8, 0.3, 0.1, 0.1))
     assert kinds(NEED, tmp_path, 101) == ["certify", "analyze"]
+
+
+def test_attacks_of_too_few_images_are_made_again(tmp_path):
+    fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5, 2000)}, fgsm=(0.9, 0.8, 0.3, 0.1, 0.1))  # of 1,000 images
+    need = Need(CELL, attacks=("fgsm",))
+    assert kinds(need, tmp_path, 1000) == []
+    (piece,) = missing_of(need, tmp_path, 1001)
+    words = piece.command(tmp_path)
+    assert words[0] == "attack" and words[-3:] == ["--examples", "1001", "--again"]
+    file = tmp_path / CELL.name / "attacks.tsv"
+    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+    (piece,) = missing_of(need, tmp_path, 500)  # the strength that is missing is of as many images as the others
+    assert piece.examples == 1000
+
+
+def test_metrics_of_images_that_are_not_certified_do_not_count(tmp_path):
+    folder = fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)}, samples=lambda k: (1, 1, 1))
+    rows = [replace(row, idx=row.idx + 1) for row in read_rows(SampleRow, folder / "samples.tsv")]
+    need = Need(CELL, (0.5,), samples=True)
+    assert kinds(need, tmp_path) == []
+    (folder / "samples.tsv").write_text("\n".join([header(SampleRow), *map(text_of, rows)]) + "\n")
+    assert kinds(need, tmp_path) == ["analyze"]
 
 
 def test_one_run_serves_three_sigmas(tmp_path):
@@ -64,9 +88,12 @@ def test_certificates_of_another_kind_are_not_the_papers(tmp_path, change):
     assert kinds(Need(CELL, (0.5,)), tmp_path) == ["certify"]
 
 
-def test_rows_without_weights_count_as_not_trained(tmp_path):
-    fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)}, weights=False)
-    assert kinds(Need(CELL, (0.5,)), tmp_path) == ["train", "certify"]
+def test_rows_without_weights_are_enough_if_they_are_all_there(tmp_path):
+    fake_run(tmp_path, CELL, {0.5: radius_of(1, 0.5)}, weights=False, fgsm=(0.9, 0.8, 0.3, 0.1, 0.1))
+    assert kinds(Need(CELL), tmp_path) == kinds(Need(CELL, (0.5,), attacks=("fgsm",)), tmp_path) == []
+    everything = ["train", "certify", "attack"]  # the rows there are of other weights than a new training gives
+    assert kinds(Need(CELL, (0.5,), attacks=("fgsm",)), tmp_path, 101) == everything
+    assert kinds(NEED, tmp_path) == ["train", "certify", "analyze", "attack"]
 
 
 def test_a_half_finished_run_goes_on(tmp_path):

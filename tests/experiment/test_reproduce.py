@@ -27,6 +27,7 @@ name=$(basename "$run")
 echo "$kind $name" >> "{stock}/calls"
 trap 'echo saved >> "{stock}/saved"; exit 130' TERM
 if [ -e "{stock}/slow-$name" ]; then for k in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; done; fi
+if [ -e "{stock}/taken-$name" ]; then rm "{stock}/taken-$name"; echo "error: $run is in use by another process; wait"; exit 2; fi
 if [ -e "{stock}/fail-$name" ]; then echo "error: the disk is on fire"; exit 2; fi
 if [ -e "{stock}/die-$name" ]; then kill -9 $$; fi
 if [ -e "{stock}/idle-$name" ]; then exit 0; fi
@@ -101,7 +102,6 @@ def test_jobs_run_side_by_side(stock, tmp_path):
     run, told = runner(tmp_path / "results", jobs=2)
     assert run.run([Need(cell) for cell in CELLS[:2]]) == []
     assert [text.split(":")[0] for text in told] == ["started", "started", "done", "done"]
-    assert [text.split(":")[0] for text in runner(tmp_path / "other")[1]] == []
 
 
 def test_one_job_is_one_at_a_time(stock, tmp_path):
@@ -134,9 +134,49 @@ def test_a_directory_in_use_is_waited_for(stock, tmp_path):
     assert time.monotonic() - began > 0.9 and calls(stock) == ["certify mnist-dpsgd"]
 
 
-def test_rows_without_weights_are_moved_and_trained_anew(stock, tmp_path, monkeypatch):
+def test_a_child_that_came_second_tries_again(stock, tmp_path):
+    """Two sessions look at the lock at the same moment: who loses waits, it has not failed."""
+    (stock / "taken-mnist-dpsgd").write_text("")
+    run, told = runner(tmp_path / "results")
+    assert run.run(NEEDS[:1]) == [] and not any("FAILED" in text for text in told)
+    assert calls(stock) == ["train mnist-dpsgd", "train mnist-dpsgd", "certify mnist-dpsgd"]
+
+
+def test_the_order_is_kept_and_a_later_part_of_a_cell_waits_for_the_earlier(stock, tmp_path):
+    first, second = CELLS[:2]
+    parts = [Need(first), Need(second, (0.5,)), Need(first, (0.5,))]
+    assert runner(tmp_path / "results")[0].run(parts) == []
+    assert calls(stock) == ["train mnist-dpsgd", "train mnist-dp-gaussian", "certify mnist-dp-gaussian", "certify mnist-dpsgd"]
+    (stock / "calls").unlink()
+    assert runner(tmp_path / "two", jobs=2)[0].run([Need(first), Need(first, (0.5,))]) == []
+    assert calls(stock) == ["train mnist-dpsgd", "certify mnist-dpsgd"]
+
+
+def test_what_failed_is_not_tried_again_by_a_later_part(stock, tmp_path):
+    (stock / "fail-mnist-dpsgd").write_text("")
+    failures = runner(tmp_path / "results")[0].run([Need(CELLS[0]), NEEDS[1], NEEDS[0]])
+    assert len(failures) == 1 and calls(stock).count("train mnist-dpsgd") == 1
+
+
+def test_rows_that_cannot_be_moved_get_one_line(stock, tmp_path, monkeypatch):
+    results = tmp_path / "results"
+    fake_run(results, CELLS[0], {}, weights=False)
+    monkeypatch.setattr(reproduce, "holds_rows_only", lambda directory: True)
+    results.joinpath("logs").write_text("in the way")
+    with pytest.raises(DpcertError, match="cannot move .*mnist-dpsgd to .*: File exists; move or delete it yourself"):
+        runner(results)[0].run(NEEDS[:1])
+
+
+def test_complete_rows_without_weights_are_left_alone(stock, tmp_path):
     results = tmp_path / "results"
     fake_run(results, CELLS[0], {0.5: radius_of(1, 0.5)}, weights=False)
+    run, told = runner(results)
+    assert run.run(NEEDS[:1]) == [] and told == [] and calls(stock) == []
+
+
+def test_rows_without_weights_are_moved_and_trained_anew(stock, tmp_path, monkeypatch):
+    results = tmp_path / "results"
+    fake_run(results, CELLS[0], {0.5: radius_of(1, 0.5, 50)}, weights=False)
     monkeypatch.setattr(
         reproduce, "holds_rows_only", lambda directory: not directory.model.exists() and directory.path.exists()
     )

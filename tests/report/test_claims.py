@@ -5,7 +5,8 @@ import pytest
 
 from dpcert.cli._reproduce import _places
 from dpcert.experiment.grid import DATASETS, TARGETS, Cell, needs_of
-from dpcert.report.claims import CLAIMS, SIGMAS, judge
+from dpcert.published import COMPARED, SIGMAS, VARIANTS
+from dpcert.report.claims import CLAIMS, judge
 from dpcert.report.sample_claims import SAMPLE_CLAIMS, bimodality
 from dpcert.report.shelf import Shelf
 from tests.grid_fakes import fake_run, radius_of, whole_grid
@@ -54,9 +55,9 @@ def test_nothing_run_is_not_run(tmp_path):
 AGAINST = {  # a change of the world, and the sentences that must fall with it
     "weak variant": (
         {"dp-macer": {"mean": 0.3, "lost": 0.6}},
-        ["larger ACR than", "higher certified accuracy at 0.25", "perform alike", "above Regular, DPSGD and PSAC at every"],
+        ["larger ACR than", "higher certified accuracy at 0.25", "perform alike", "much better than Regular"],
     ),
-    "accurate variants": ({name: {"clean": 0.99} for name in ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer")}, ["generally below PSAC's"]),
+    "accurate variants": ({name: {"clean": 0.99} for name in VARIANTS}, ["generally below PSAC's"]),
     "regular is better": ({"regular": {"mean": 2.0, "lost": 0.3}}, ["not always below that of non-private"]),
     "parts help": (
         {name: {"lost": 0.0} for name in ("dp-gaussian+psac", "dp-gaussian+consistency", "dp-smoothadv+psac", "dp-smoothadv+consistency")}
@@ -65,8 +66,11 @@ AGAINST = {  # a change of the world, and the sentences that must fall with it
     ),
     "gaussian has large metrics": (
         {"dp-gaussian": {"metrics": (1e3, 1e3, 1e3), "mean": 0.2}},
-        ["fewer images with large metrics", "mode far above", "certifies most images above 1.0", "line 0 too, is better than DPSGD", "Lipschitz constants"],
+        ["fewer images with large metrics", "shifts the metrics lower", "mode far above", "certifies most images above 1.0", "line 0 too, is better than DPSGD", "DP-Stability: higher"],
     ),
+    "hidden Lipschitz": ({name: {"noise": (0.0, 2.0, 8.0)} for name in COMPARED}, ["closest to the radius"]),
+    "far PSAC": ({"psac": {"metrics": (0.1, 0.1, 3.0)}}, ["closer to Regular's"]),
+    "common stability": ({"dp-stability": {"metrics": (1.0, 1.0, 1.0)}}, ["at equal radii", "DP-Stability: higher"]),
     "one mode": ({"dpsgd": {"bimodal": False}}, ["are bimodal"]),
     "certified baselines": ({"psac": {"lost": 0.0, "mean": 2.0}}, ["large spike"]),
     "attack": (
@@ -122,6 +126,88 @@ def test_acr_that_falls_with_sigma(tmp_path):
     assert "DP-Gaussian 0.6" in found[0].finding.figures
 
 
+def test_acr_that_falls_a_little_is_not_drastic(tmp_path):
+    """The paper's own DP-Gaussian falls from 95.7 to 85.6 % and says so."""
+    for method in VARIANTS:
+        for sigma, mean in ((0.25, 0.7), (1.0, 0.5)):
+            fake_run(tmp_path, Cell("mnist", method, sigma), {sigma: radius_of(mean, sigma, uncertified=0.1 + 0.1 * sigma)})
+    shelf = Shelf(_places(NEEDS, tmp_path))
+    found = [one for one in judge(ALL, shelf, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
+    assert [one.state for one in found] == ["holds"]
+
+
+def test_certified_accuracy_that_falls_is_drastic_too(tmp_path):
+    far = np.r_[np.full(30, 3.1), np.zeros(70)]
+    for method in VARIANTS:
+        fake_run(tmp_path, Cell("mnist", method, 0.25), {0.25: radius_of(0.7, 0.25)})
+        fake_run(tmp_path, Cell("mnist", method, 1.0), {1.0: far})
+    shelf = Shelf(_places(NEEDS, tmp_path))
+    found = [one for one in judge(ALL, shelf, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
+    assert [one.state for one in found] == ["does not hold"]
+
+
+def test_collapsed_models_are_undecided_not_a_crash(tmp_path):
+    """Not one image certified, metrics all alike: what cannot be told is not told."""
+    for need in NEEDS:
+        radii = {sigma: np.zeros(100) for sigma in need.sigmas}
+        metrics = (lambda k: (1.0, 1.0, 1.0)) if need.samples else None
+        fake_run(tmp_path, need.cell, radii, samples=metrics, fgsm=(0.1,) * 5 if need.attacks else None)
+    found = states(tmp_path)
+    for words in (
+        *("perform alike", "much better", "fall off", "brings DP-Gaussian", "any of the six", "little gain"),
+        *("fall with the certified radius", "closest to the radius", "images below tau", "as tau grows"),
+    ):
+        matching = [states_ for (_, sentence), states_ in found.items() if words in sentence]
+        assert matching and all(one == {"undecided"} for one in matching), words
+
+
+def test_one_place_shows_it_only_all_of_them_refute_it(tmp_path):
+    def said():
+        shelf = Shelf(_places(NEEDS, tmp_path))
+        (found,) = (one for one in judge(ALL, shelf, "table1", DATASETS, SIGMAS) if "not always below" in one.claim.sentence)
+        return found.state
+
+    for dataset in DATASETS:
+        assert said() == "not run"
+        fake_run(tmp_path, Cell(dataset, "dpsgd"), {s: radius_of(0.2 * s, s) for s in SIGMAS})
+        fake_run(tmp_path, Cell(dataset, "regular"), {s: radius_of(0.9 * s, s) for s in SIGMAS})
+    assert said() == "does not hold"
+
+
+def test_accuracy_that_was_not_measured_is_not_nought(tmp_path):
+    for need in TARGETS["ablation-augmentations"].needs(["mnist"]):
+        fake_run(tmp_path, need.cell, {0.5: radius_of(1.0, 0.5)}, clean=None)
+    shelf = Shelf(_places(NEEDS, tmp_path))
+    found = judge(ALL, shelf, "ablation-augmentations", ["mnist"], SIGMAS)
+    assert [one.state for one in found if "keep the clean" in one.claim.sentence] == ["not run"]
+
+
+def test_claims_are_about_the_mean_over_seeds(tmp_path):
+    for name in COMPARED:
+        if name != "dpsgd":
+            fake_run(tmp_path, Cell("mnist", name), {0.5: radius_of(1.0 if name in VARIANTS else 0.2, 0.5)})
+    for seed, mean in enumerate((0.1, 1.5, 1.5)):  # seed 0 alone would let the sentence hold
+        fake_run(tmp_path, Cell("mnist", "dpsgd", seed=seed), {0.5: radius_of(mean, 0.5)})
+    shelf = Shelf(_places(NEEDS, tmp_path))
+    (found,) = (one for one in judge(ALL, shelf, "figure-certified-accuracy", ["mnist"], (0.5,)))
+    assert found.state == "does not hold" and "DPSGD 0.9" in found.finding.figures
+
+
+def test_large_lipschitz_constants_that_stay_above_every_tau(tmp_path):
+    for method in COMPARED:
+        fake_run(
+            tmp_path,
+            Cell("mnist", method),
+            {0.5: np.r_[np.full(50, 0.2), np.full(50, 1.55)]},
+            samples=lambda k: (1.0, 1.0, 1.0 + k),
+        )
+    shelf = Shelf(_places(NEEDS, tmp_path))
+    found = [
+        one for one in judge(ALL, shelf, "figure-metrics-split", ["mnist"], SIGMAS) if "as tau grows" in one.claim.sentence
+    ]
+    assert [one.state for one in found] == ["does not hold"]
+
+
 def test_metrics_that_rise_with_the_radius(tmp_path):
     for method in ("regular", "dpsgd", "psac", "dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer"):
         radius = np.linspace(0.01, 1.59, 100)
@@ -130,7 +216,7 @@ def test_metrics_that_rise_with_the_radius(tmp_path):
     shelf = Shelf(_places(NEEDS, tmp_path))
     for target in ("figure-metrics-by-radius", "figure-metrics-split"):
         found = judge(ALL, shelf, target, ["mnist"], SIGMAS)
-        assert {one.state for one in found if "closest" not in one.claim.sentence} == {"does not hold"}
+        assert {one.state for one in found if "as tau grows" not in one.claim.sentence} == {"does not hold"}
 
 
 def test_samples_are_joined_with_the_certificates_of_the_sigma_asked_for(tmp_path):

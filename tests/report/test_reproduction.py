@@ -1,5 +1,6 @@
 """Tables, page and figures: their numbers are those of the rows, the same rows give the same bytes, what is missing is said."""
 
+import json
 import re
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from dpcert.cli._reproduce import _places
 from dpcert.experiment.grid import DATASETS, TARGETS, Cell, needs_of
 from dpcert.report import reproduction
-from dpcert.report.paper import TABLE_1
+from dpcert.report.paper import OTHER_FORMULA, TABLE_1
 from dpcert.report.reproduction import Asked
 from dpcert.report.shelf import Shelf
+from dpcert.report.verdicts import RULES
+from dpcert.store.durable import write_checked_json
 from tests.grid_fakes import fake_run, radius_of, whole_grid
 
 NEEDS = needs_of(list(TARGETS.values()), DATASETS)
@@ -43,9 +46,10 @@ def test_table_1_shows_rows_and_differences(tmp_path):
     assert row[2] == "1 x 100"
     assert row[3:5] == ("97.02 / 97.74 (-0.72)", "agrees")
     assert re.fullmatch(rf"{acr:.3f} ± 0\.\d+ / 1\.246 \({100 * (acr / 1.246 - 1):+.1f} %\)", row[5])
-    assert row[7] == f"{quarter:.1f} / 94.7 ({quarter - 94.7:+.1f})"
+    assert re.fullmatch(rf"{quarter:.1f} ± \d\.\d / 94\.7 \({re.escape(f'{quarter - 94.7:+.1f}')}\)", row[7])
+    assert row[8] == "agrees" and row[9] == ""
     others = [row for row in table.rows if row[:2] != ("0.5", "DP-Gaussian")]
-    assert {row[4] for row in others} == {row[6] for row in others} == {"not run"}
+    assert {row[place] for row in others for place in (4, 6, 8)} == {"not run"}
 
 
 def test_seeds_are_joined_in_one_row(tmp_path):
@@ -53,7 +57,25 @@ def test_seeds_are_joined_in_one_row(tmp_path):
         fake_run(tmp_path, Cell("mnist", "dp-gaussian", seed=seed), {0.5: radius_of(1.2, 0.5, seed=seed)}, clean=clean)
     (part,) = sections(tmp_path, ["table1"], datasets=["mnist"])
     row = next(row for row in part.tables[0].rows if row[:2] == ("0.5", "DP-Gaussian"))
-    assert row[2] == "3 x 100" and row[3].startswith("96.00 ± 1.00 / 97.74")
+    assert row[2] == "3 x 100" and row[3].startswith("96.00 / 97.74")
+    assert re.fullmatch(r"clean 95\.00 to 97\.00; ACR 1\.\d{3} to 1\.\d{3}; at 0\.25 \d+\.\d to \d+\.\d", row[9])
+
+
+def test_the_rules_and_the_largest_budget_stand_under_the_table(tmp_path):
+    for method, epsilon in (("dpsgd", 9.0), ("psac", 10.0)):
+        folder = fake_run(tmp_path, Cell("mnist", method), {0.5: radius_of(0.3, 0.5)})
+        metrics = json.loads((folder / "metrics.json").read_text())
+        metrics.pop("check")
+        metrics["privacy"]["epsilon"] = epsilon
+        write_checked_json(folder / "metrics.json", metrics)
+    (part,) = sections(tmp_path, ["table1"], datasets=["mnist"])
+    assert "Private rows: at most (epsilon 10.0000, delta 1e-05). Regular is not private." in part.notes
+    assert set(RULES) < set(part.notes)
+
+
+def test_sections_on_one_seed_say_so(grid):
+    parts = sections(grid, ["figure-metric-histograms", "figure-fgsm", "figure-radii"])
+    assert ["seed 0" in " ".join(part.notes) for part in parts] == [True, True, False]
 
 
 def test_cifar_is_not_run(grid):
@@ -88,11 +110,15 @@ def test_the_page_is_the_same_twice_and_holds_the_reading(grid, tmp_path):
         page.with_name("results_reading.md").write_text("## Reading\n\nWe agree.\n")
         parts = sections(grid, names, with_figures=True)
         reproduction.save_figures(parts, figures)
-        reproduction.write_markdown(parts, page, figures)
+        reproduction.write_markdown(parts, page, figures, "dpcert reproduce this")
         pages.append({path.name: path.read_bytes() for path in (page, *sorted(figures.iterdir()))})
     assert pages[0] == pages[1]
     text = pages[0]["results.md"].decode()
-    assert "We agree." in text and "![figure-radii](../results/figures/figure-radii.png)" in text
+    assert (
+        "by `dpcert reproduce this`" in text
+        and "We agree." in text
+        and "![figure-radii](../results/figures/figure-radii.png)" in text
+    )
     assert set(pages[0]) == {
         "results.md",
         *(f"figure-{n}.{e}" for n in ("radii", "cifar10-comparison") for e in ("png", "svg")),
@@ -128,7 +154,10 @@ def test_a_figure_says_what_was_not_run(tmp_path):
     assert empty.figures == {}
 
 
-def test_summary_counts(grid):
+def test_summary_counts_apart_what_cannot_be_compared(grid):
     line = reproduction.summary(sections(grid, ["table1", "figure-cifar10-comparison"]))
-    found = {word: int(count) for count, word in re.findall(r"(\d+) ([a-z ]+?)(?:,|;|$)", line.split("; claims")[0])}
-    assert sum(found.values()) == 2 * len(TABLE_1) and "1 does not hold" in line and "2 not run" in line.split("claims")[1]
+    verdicts, apart, claims = line.split("; ")
+    counts = [sum(int(count) for count in re.findall(r"(\d+) [a-z]", part)) for part in (verdicts, apart)]
+    compared = [place for place in TABLE_1 if place[0] in DATASETS and place[1] in OTHER_FORMULA]
+    assert apart.startswith("not comparable: ") and counts == [3 * (len(TABLE_1) - len(compared)), 3 * len(compared)]
+    assert "1 does not hold" in claims and "2 not run" in claims

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-THRESHOLDS = (0.5, 1.0, 1.5)  # the paper's tau
+from ..published import THRESHOLDS
+
 FEWEST = 5  # images in a group that is drawn: the mean of fewer says little
 _FEWEST_TO_CORRELATE = 3
 _GROUPS, _MOST_SIGMAS = 10, 3.3  # the largest radius of 10,000 votes is about 3.2 sigma

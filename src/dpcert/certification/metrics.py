@@ -19,16 +19,30 @@ class Estimate:
 
 def certified_accuracy(radius: np.ndarray, correct: np.ndarray, at: float) -> Estimate:
     """The share of examples that are classified rightly and certified at radius `at` (Clopper-Pearson interval)."""
-    certified = correct & (radius >= at)
+    certified = reaches(radius, correct, at)
     low, high = confidence_interval(int(certified.sum()), len(radius))
     return Estimate(float(certified.mean()), low, high)
 
 
+def reaches(radius: np.ndarray, correct: np.ndarray, at: float) -> np.ndarray:
+    """Which examples are classified rightly and certified at radius `at`."""
+    return correct & (radius >= at)
+
+
+def earned_radius(radius: np.ndarray, correct: np.ndarray) -> np.ndarray:
+    """The radius of each example, 0 where the class is wrong: what ACR is the mean of."""
+    return np.where(correct, radius, 0.0)
+
+
+def standard_error(values: np.ndarray, times: float = 1.0) -> float:
+    """Of their mean; nothing is known of it from a single value. `times` comes first: stored intervals keep their last bit."""
+    return times * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
 def average_certified_radius(radius: np.ndarray, correct: np.ndarray) -> Estimate:
     """ACR = mean of radius * [prediction right] (Zhai et al. 2020), with the interval of the normal approximation."""
-    earned = np.where(correct, radius, 0.0)
-    half = 1.96 * float(earned.std(ddof=1)) / math.sqrt(len(earned)) if len(earned) > 1 else math.inf
-    mean = float(earned.mean())
+    earned = earned_radius(radius, correct)
+    half, mean = standard_error(earned, 1.96), float(earned.mean())
     return Estimate(mean, max(0.0, mean - half), mean + half)
 
 

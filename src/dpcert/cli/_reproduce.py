@@ -1,6 +1,7 @@
 """What ``dpcert reproduce`` joins: the grid that says what is needed, the runner that does it, the report that shows it."""
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import typer
 from .._validate import integer_in
 from ..errors import RunError
 from ..experiment.estimate import Estimator, as_words
-from ..experiment.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, needs_of, targets_of
+from ..experiment.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
 from ..experiment.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
 from ..experiment.reproduce import Failure, Runner, Tell
 from ..report import reproduction
@@ -98,7 +99,7 @@ def do_missing(asked: Request, *, dry_run: bool) -> list[Failure]:
     with _telling() as tell:
         wanted = {pieces[0].cell for pieces in chains}
         runner = Runner(asked.results, asked.examples, asked.jobs, asked.estimator, tell)
-        return runner.run([need for need in needs if need.cell in wanted])
+        return runner.run([need for need in in_order(asked.targets, asked.datasets) if need.cell in wanted])
 
 
 @contextlib.contextmanager
@@ -150,8 +151,27 @@ def show(asked: Request, figures: Path | None, markdown: Path | None) -> None:
         reproduction.save_figures(sections, figures)
         typer.echo(f"figures: {figures}")
     if markdown is not None:
-        reproduction.write_markdown(sections, markdown, figures)
+        reproduction.write_markdown(sections, markdown, figures, _command(asked, figures, markdown))
         typer.echo(f"page: {markdown}")
+
+
+def _command(asked: Request, figures: Path | None, markdown: Path) -> str:
+    """The request that makes the page again from the same rows."""
+    words = [
+        "dpcert",
+        "reproduce",
+        *asked.names,
+        *(word for name in asked.dataset_names for word in ("--dataset", name)),
+        "--show",
+    ]
+    words += [
+        "--results",
+        str(asked.results),
+        "--markdown",
+        str(markdown),
+        *([] if figures is None else ["--figures", str(figures)]),
+    ]
+    return shlex.join(words)
 
 
 def _places(needs: Sequence[Need], results: Path) -> dict[Place, Path]:

@@ -22,6 +22,7 @@ def attack(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of starts and noise.")] = 0,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.", show_default="128 on a CPU")] = None,
     device: o.Device = None,
+    again: Annotated[bool, typer.Option("--again", help="Replace rows of other steps, starts or examples.")] = False,
 ) -> None:
     """Accuracy under attack, on test images 0, k, 2k, ...: an upper bound on robustness, where certificates are a lower one.
 
@@ -33,7 +34,7 @@ def attack(
     names = tuple(attacks or ("fgsm",))
     request = own.request_of(run, names, strengths, steps, starts, smoothed, sigma, n, o.examples_of(examples), seed, batch)
     with progress_bar("data", "bytes") as fetching, progress_bar("attack", "images") as attacking:
-        found = own.run_attacks(run, request, device or "cpu", attacking, fetching)
+        found = own.run_attacks(run, request, device or "cpu", attacking, fetching, again=again)
     print_table(own.HEADINGS, own.summary(found))
     for line in found.contradictions:
         typer.echo(f"warning: {line}", err=True)

@@ -19,7 +19,7 @@ from ..errors import ModelError, RunError
 from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import grow, rows_so_far
-from ..store.records import SampleRow
+from ..store.records import METRICS, SampleRow
 from ..store.runs import RunDirectory
 from ..workers import share, worker_count
 from .certified import Certification, main_certification
@@ -27,7 +27,6 @@ from .run import Finished, images_sha256, load_data, load_run, read_config
 from .sidecar import hold_to
 
 FILE = "samples.tsv"
-METRICS = ("gradient_norm", "hessian_norm", "lipschitz")
 HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
 _RESIDUAL_DIGITS = 9  # what is smaller is rounding of the machine, other in every batch
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512

@@ -16,7 +16,7 @@ from ..certification.sweep import require_subset
 from ..errors import ConfigError, RunError
 from ..progress import Progress, silent
 from ..rng import key_from_seed
-from ..store.growing import grow, rows_so_far
+from ..store.growing import drop, grow, rows_so_far
 from ..store.records import AttackRow
 from ..store.runs import RunDirectory
 from .certified import Certification, certification_at
@@ -129,9 +129,18 @@ class Attacked:
 
 
 def run_attacks(
-    path: Path, request: AttackRequest, device: str = "cpu", progress: Progress = silent, data_progress: Progress = silent
+    path: Path,
+    request: AttackRequest,
+    device: str = "cpu",
+    progress: Progress = silent,
+    data_progress: Progress = silent,
+    *,
+    again: bool = False,
 ) -> Attacked:
-    """Accuracy of test images 0, k, 2k, ... under attack, a row each in attacks.tsv; rows that are there are not done again."""
+    """Accuracy of test images 0, k, 2k, ... under attack, a row each in attacks.tsv; rows that are there are not done again.
+
+    Rows that were made with other steps, starts or images are refused, or with `again` replaced.
+    """
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
     data = load_data(read_config(path), data_progress)
@@ -147,7 +156,11 @@ def run_attacks(
         file = path / FILE
         hold_to(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))
         wanted = request.wanted
-        _refuse_other_settings(file, wanted, examples)
+        other = _other_settings(file, wanted, examples)
+        if other and not again:
+            raise RunError(f"{file} holds {next(iter(other.values()))}; give the same again, or --again to replace such rows")
+        if other:
+            drop(AttackRow, file, other, _in_file)
         rows = grow(
             AttackRow, file, list(wanted), lambda todo: _measured(run, images, request, todo, progress), silent, order=_in_file
         )
@@ -161,8 +174,9 @@ def _facts(run: Finished, request: AttackRequest, images: str) -> dict[str, Any]
     return facts
 
 
-def _refuse_other_settings(file: Path, wanted: dict[Key, tuple[Attack, float]], examples: int) -> None:
-    """A row says with how many steps, starts and images it was made; others at the same strength are another figure."""
+def _other_settings(file: Path, wanted: dict[Key, tuple[Attack, float]], examples: int) -> dict[Key, str]:
+    """Rows made with other steps, starts or images than are wanted, and how: at the same strength they are another figure."""
+    found = {}
     for key, row in rows_so_far(AttackRow, file).items():
         if key not in wanted:
             continue
@@ -170,10 +184,8 @@ def _refuse_other_settings(file: Path, wanted: dict[Key, tuple[Attack, float]], 
         pairs = {"steps": (row.steps, how.steps), "starts": (row.starts, how.starts), "examples": (row.examples, examples)}
         differ = [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
         if differ:
-            raise RunError(
-                f"{file} holds {row.attack} of strength {row.strength:g} with other settings ({'; '.join(differ)}); "
-                f"give the same again or delete {file.name} and {file.with_suffix('.json').name} to begin anew"
-            )
+            found[key] = f"{row.attack} of strength {row.strength:g} with other settings ({'; '.join(differ)})"
+    return found
 
 
 def _in_file(key: Key) -> tuple[str, str, float, float]:

@@ -7,15 +7,13 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..methods import METHODS
+from ..published import BASELINES, COMPARED, SIGMAS
 from . import presets
 from .config import Config
 from .run import resolve
 
 DATASETS = presets.DATASETS
-SIGMAS = (0.25, 0.5, 1.0)
 TEST_IMAGES = 10_000  # of each of the data sets
-BASELINES = ("regular", "dpsgd", "psac")
-VARIANTS = ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer")
 _PRESET_SIGMA = 0.5
 _SEVERAL_SEEDS = ("regular", "dpsgd", "psac", "dp-gaussian")  # where the issue asks for their spread, at sigma 0.5
 
@@ -138,15 +136,15 @@ _RATES = {
     "fashion-mnist": _lines("train.learning_rate", (2.0, 4.0, 8.0), 4.0),
 }
 _CLIPS = {name: _lines("privacy.clip_norm", (0.01, 0.05, 0.1, 0.2, 0.5), 0.1) for name in DATASETS}
-_TABLE = (*BASELINES, *VARIANTS)
 _CONSISTENCY = tuple(f"{base}{part}" for base in ("dp-gaussian", "dp-smoothadv") for part in ("", "+psac", "+consistency"))
 _MNIST = ("mnist",)
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("table1", "Table 1 (Section 5)", _TABLE, SIGMAS, seeds=True),
-        Target("figure-certified-accuracy", "certified accuracy by radius (Appendix, MNIST and Fashion-MNIST)", _TABLE, SIGMAS),
+        Target("table1", "Table 1 (Section 5)", COMPARED, SIGMAS, seeds=True),
+        Target("figure-certified-accuracy", "certified accuracy by radius (Appendix, MNIST and Fashion-MNIST)", COMPARED,
+               SIGMAS),
         Target("figure-cifar10-comparison", "comparison with SecureSGD, StoBatch, TransDenoiser on CIFAR-10 (Section 5)"),
         Target("ablation-consistency-psac", "consistency and PSAC (Section 5.1, left figure)", _CONSISTENCY),
         Target("ablation-augmentations", "number of augmentations K (Section 5.1, right figure)", ("dpsgd", "dp-gaussian"),
@@ -154,19 +152,19 @@ TARGETS: dict[str, Target] = {
         Target("ablation-learning-rate", "learning rate (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_RATES,
                certified=False),
         Target("ablation-clip-norm", "clip norm (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_CLIPS, certified=False),
-        Target("figure-metric-histograms", "per-sample metrics by method (Section 5.2, RQ1)", _TABLE, datasets=_MNIST,
+        Target("figure-metric-histograms", "per-sample metrics by method (Section 5.2, RQ1)", COMPARED, datasets=_MNIST,
                samples=True),
-        Target("figure-metrics-by-radius", "metrics by certified radius (Section 5.2, RQ2)", _TABLE, datasets=_MNIST,
+        Target("figure-metrics-by-radius", "metrics by certified radius (Section 5.2, RQ2)", COMPARED, datasets=_MNIST,
                samples=True),
-        Target("figure-metrics-split", "metrics above and below a radius tau (Appendix)", _TABLE, datasets=_MNIST,
+        Target("figure-metrics-split", "metrics above and below a radius tau (Appendix)", COMPARED, datasets=_MNIST,
                samples=True),
         Target("figure-radii", "distribution of certified radii (Appendix)", (*BASELINES, "dp-gaussian"), datasets=_MNIST),
-        Target("figure-fgsm", "accuracy under FGSM (Appendix)", _TABLE, SIGMAS, attacks=("fgsm",)),
+        Target("figure-fgsm", "accuracy under FGSM (Appendix)", COMPARED, SIGMAS, attacks=("fgsm",)),
         Target("ablation-consistency-psac-full", "the same at all sigmas (Appendix)", _CONSISTENCY, SIGMAS, in_all=False),
         Target("ablation-augmentations-full", "the same at all sigmas (Appendix)", ("dpsgd", "dp-gaussian"), SIGMAS,
                changes=_COPIES, in_all=False),
-        Target("figure-metric-histograms-full", "the same, both data sets, all sigmas (Appendix)", _TABLE, SIGMAS, samples=True,
-               in_all=False),
+        Target("figure-metric-histograms-full", "the same, both data sets, all sigmas (Appendix)", COMPARED, SIGMAS,
+               samples=True, in_all=False),
     )
 }  # fmt: skip
 
@@ -203,13 +201,53 @@ def datasets_of(names: Sequence[str] | None) -> list[str]:
     return [name for name in DATASETS if not names or name in names]
 
 
+# What the issue asks to run comes first, in its order; then all the rest of what is asked for.
+_FIRST = (
+    ("table1", DATASETS),
+    ("ablation-augmentations", ("fashion-mnist",)),
+    ("ablation-consistency-psac", ("fashion-mnist",)),
+    ("figure-metric-histograms", _MNIST),
+    ("figure-fgsm", DATASETS),
+)
+_TURNS = {"dp-gaussian": 0, "dpsgd": 0, "regular": 1, "psac": 1}
+_TURN_OF_SEEDS, _LAST_TURN = 2, 3
+
+
+def in_order(targets: Sequence[Target], datasets: Sequence[str]) -> list[Need]:
+    """Everything the targets need as parts of work, the important first: a cell comes again where more is measured of it."""
+    steps = [(TARGETS[name], about) for name, about in _FIRST if TARGETS[name] in targets]
+    steps += [(target, DATASETS) for target in targets]
+    known: dict[Cell, Need] = {}
+    parts = []
+    for target, about in steps:
+        for need in sorted(target.needs([name for name in datasets if name in about]), key=_turn):
+            old = known.get(need.cell)
+            rest = need if old is None else _beyond(need, old)
+            if old is None or rest != Need(need.cell):
+                parts.append(rest)
+            known[need.cell] = _joined(need, old or Need(need.cell))
+    return parts
+
+
+def _turn(need: Need) -> int:
+    return _TURN_OF_SEEDS if need.cell.seed else _TURNS.get(need.cell.method, _LAST_TURN)
+
+
+def _beyond(need: Need, old: Need) -> Need:
+    sigmas = tuple(sigma for sigma in need.sigmas if sigma not in old.sigmas)
+    attacks = tuple(name for name in need.attacks if name not in old.attacks)
+    return Need(need.cell, sigmas, need.samples and not old.samples, attacks)
+
+
+def _joined(need: Need, old: Need) -> Need:
+    sigmas, attacks = (tuple(sorted({*a, *b})) for a, b in ((old.sigmas, need.sigmas), (old.attacks, need.attacks)))
+    return Need(need.cell, sigmas, old.samples or need.samples, attacks)
+
+
 def needs_of(targets: Sequence[Target], datasets: Sequence[str]) -> list[Need]:
     """Everything the targets need, each cell once."""
     merged: dict[Cell, Need] = {}
     for target in targets:
         for need in target.needs(datasets):
-            old = merged.get(need.cell, Need(need.cell))
-            sigmas = tuple(sorted({*old.sigmas, *need.sigmas}))
-            attacks = tuple(sorted({*old.attacks, *need.attacks}))
-            merged[need.cell] = Need(need.cell, sigmas, old.samples or need.samples, attacks)
+            merged[need.cell] = _joined(need, merged.get(need.cell, Need(need.cell)))
     return list(merged.values())

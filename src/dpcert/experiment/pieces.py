@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..attacks.kinds import STRENGTHS
 from ..errors import ConfigError, LedgerError, RunError
 from ..privacy.ledger import Ledger
 from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
@@ -14,7 +16,6 @@ from .grid import TEST_IMAGES, Cell, Need
 from .run import read_config
 
 CERTIFICATION_SEED = 0
-FGSM_STRENGTHS = (0.0005, 0.01, 0.1, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Piece:
         return f"{self.kind} {self.cell.name}" + ("" if self.sigma is None else f" at sigma {self.sigma:g}")
 
     def command(self, results: Path) -> list[str]:
-        """The words after ``dpcert``. Certificates that are there keep the noise they were begun with."""
+        """The words after ``dpcert``. Certificates keep the noise they began with; attacks on fewer images are replaced."""
         run = str(results / self.cell.name)
         if self.kind == "train":
             return ["train", *self.cell.options(), "--out", run]
@@ -42,7 +43,7 @@ class Piece:
             return ["certify", run, "--sigma", f"{self.sigma:g}", *votes, "--examples", str(self.examples), *seed]
         if self.kind == "analyze":
             return ["analyze", run, "--examples", str(self.examples)]
-        return ["attack", run, "--attack", str(self.attack), "--examples", str(self.examples)]
+        return ["attack", run, "--attack", str(self.attack), "--examples", str(self.examples), "--again"]
 
 
 def check_examples(examples: int) -> int:
@@ -66,18 +67,35 @@ def missing(needs: Sequence[Need], results: Path, examples: int) -> list[list[Pi
 
 
 def missing_of(need: Need, results: Path, examples: int) -> list[Piece]:
-    """The pieces one cell lacks. A directory of another request than its name says is an error."""
+    """The pieces one cell lacks. A directory of another request than its name says is an error.
+
+    A run stored without its weights is complete if its rows are; if one is missing, all must be made of a new training.
+    """
     directory, cell = RunDirectory(results / need.cell.name), need.cell
     check_request(directory, cell)
-    trained = directory.model.exists() and directory.metrics.exists()
-    entries = read_metrics(directory.metrics)["certification"] if trained else []
-    pieces = [] if trained else [Piece("train", cell, examples)]
+    has_rows = directory.metrics.exists()
+    pieces = _unmeasured(need, directory, examples) if has_rows else []
+    if has_rows and (directory.model.exists() or not pieces):
+        return pieces
+    return [Piece("train", cell, examples), *_unmeasured(need, None, examples)]
+
+
+def _unmeasured(need: Need, directory: RunDirectory | None, examples: int) -> list[Piece]:
+    """The pieces after training that a directory lacks; all of them without one."""
+    cell = need.cell
+    entries = [] if directory is None else read_metrics(directory.metrics)["certification"]
+    pieces = []
     for sigma in need.sigmas:
         if not any(is_papers(entry, sigma) and entry["examples"] >= examples for entry in entries):
             pieces.append(Piece("certify", cell, examples, sigma))
-    if need.samples and _count_samples(directory, trained) < examples:
+    certified = [entry for entry in entries if is_papers(entry, cell.sigma)]  # what `dpcert analyze` joins its rows with
+    if need.samples and _count_samples(directory, certified) < examples:
         pieces.append(Piece("analyze", cell, examples))
-    pieces += [Piece("attack", cell, examples, attack=name) for name in need.attacks if not _attacked(directory, trained, name)]
+    for attack in need.attacks:
+        rows = _attack_rows(directory, attack)
+        if not {row.strength for row in rows if row.examples >= examples} >= set(STRENGTHS[attack]):
+            most = max((row.examples for row in rows), default=0)  # rows of one attack are of the same images
+            pieces.append(Piece("attack", cell, max(examples, most), attack=attack))
     return pieces
 
 
@@ -114,15 +132,17 @@ def holds_rows_only(directory: RunDirectory) -> bool:
         return False
 
 
-def _count_samples(directory: RunDirectory, trained: bool) -> int:
-    path = directory.path / "samples.tsv"
-    return len(read_rows(SampleRow, path, allow_torn_end=True)) if trained and path.exists() else 0
+def _count_samples(directory: RunDirectory | None, certified: list[dict[str, Any]]) -> int:
+    """Rows of samples.tsv that stand beside a certificate; others are of images that were certified before."""
+    path = None if directory is None else directory.path / "samples.tsv"
+    if path is None or not path.exists():
+        return 0
+    found = {row.idx for row in read_rows(SampleRow, path, allow_torn_end=True)}
+    subsets = [range(0, entry["stride"] * entry["examples"], entry["stride"]) for entry in certified]
+    return max((len(found.intersection(subset)) for subset in subsets), default=0)
 
 
-def _attacked(directory: RunDirectory, trained: bool, attack: str) -> bool:
-    path = directory.path / "attacks.tsv"
-    if not (trained and path.exists()):
-        return False
-    rows = read_rows(AttackRow, path, allow_torn_end=True)
-    done = {row.strength for row in rows if row.attack == attack and row.target == "base"}
-    return done >= set(FGSM_STRENGTHS)
+def _attack_rows(directory: RunDirectory | None, attack: str) -> list[AttackRow]:
+    path = None if directory is None else directory.path / "attacks.tsv"
+    rows = [] if path is None or not path.exists() else read_rows(AttackRow, path, allow_torn_end=True)
+    return [row for row in rows if (row.attack, row.target) == (attack, "base")]

@@ -17,7 +17,7 @@ from typing import Protocol
 from .._validate import integer_in
 from ..errors import DpcertError, RunError
 from ..store.durable import cannot_write
-from ..store.runs import RunDirectory
+from ..store.runs import IN_USE, RunDirectory
 from .estimate import Estimator, as_words
 from .grid import Cell, Need
 from .pieces import Piece, holds_rows_only, missing_of
@@ -51,25 +51,25 @@ class _Child:
 
 
 class Runner:
-    """Runs pieces, `jobs` child processes at once; those of one cell follow each other."""
+    """Runs pieces in the order of their needs, `jobs` child processes at once; those of one cell follow each other."""
 
     def __init__(self, results: Path, examples: int, jobs: int, estimator: Estimator, tell: Tell) -> None:
         self._results, self._examples = results, examples
         self._jobs = integer_in("--jobs", jobs, 1, 1024)
         self._estimator, self._tell = estimator, tell
         self._running: list[_Child] = []
-        self._pieces: dict[Cell, list[Piece]] = {}
+        self._pieces: dict[Need, list[Piece]] = {}
         self._failures: list[Failure] = []
         self._poll_seconds = 0.2
 
     def run(self, needs: Sequence[Need]) -> list[Failure]:
         """Do all that is missing of `needs`; a piece that fails ends its cell, the others go on."""
         waiting = list(needs)
-        self._pieces = {need.cell: self._missing(need) for need in waiting}
+        self._pieces = {need: self._missing(need) for need in waiting}
         try:
             while waiting or self._running:
                 self._start_what_fits(waiting)
-                waiting += self._collect()
+                waiting = self._in_order([*waiting, *self._collect()])
                 self._tell(self._status(), passing=True)
                 time.sleep(self._poll_seconds)
         except BaseException:
@@ -77,19 +77,28 @@ class Runner:
             raise
         return self._failures
 
+    def _in_order(self, waiting: list[Need]) -> list[Need]:
+        """A cell that was trained is certified before the next one is trained; one that failed is left alone."""
+        failed = {failure.piece.cell for failure in self._failures}
+        kept = {need for need in waiting if need.cell not in failed}
+        return [need for need in self._pieces if need in kept]
+
     def _missing(self, need: Need) -> list[Piece]:
         return missing_of(need, self._results, self._examples)
 
     def _start_what_fits(self, waiting: list[Need]) -> None:
+        taken = {child.piece.cell for child in self._running}
         for need in list(waiting):
             if len(self._running) >= self._jobs:
                 return
-            if self._is_busy(need.cell):  # another process works there: perhaps a child of a killed session
+            if need.cell in taken or self._is_busy(need.cell):  # busy: perhaps with a child of a killed session
+                taken.add(need.cell)  # a later part of it must not come first
                 continue
             waiting.remove(need)
-            pieces = self._pieces[need.cell] = self._missing(need)
+            pieces = self._pieces[need] = self._missing(need)
             if pieces:
                 self._start(need, pieces[0])
+                taken.add(need.cell)
 
     def _start(self, need: Need, piece: Piece) -> None:
         if piece.kind == "train":
@@ -121,10 +130,13 @@ class Runner:
         if not holds_rows_only(directory):
             return
         folder = self._results / LOGS
-        folder.mkdir(parents=True, exist_ok=True)
         names = (f"{cell.name}-without-weights{'' if k == 0 else f'-{k}'}" for k in range(10**6))
         place = next(folder / name for name in names if not (folder / name).exists())
-        directory.path.rename(place)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            directory.path.rename(place)
+        except OSError as error:
+            raise RunError(f"cannot move {directory.path} to {place}: {error.strerror}; move or delete it yourself") from error
         self._tell(f"moved: {directory.path} holds rows without weights and is now {place}")
 
     def _collect(self) -> list[Need]:
@@ -138,11 +150,11 @@ class Runner:
                 self._estimator.note(child.piece, seconds)
                 self._tell(f"done: {child.piece} in {as_words(seconds)}")
                 go_on.append(child.need)
-            elif self._is_busy(child.piece.cell):
+            elif IN_USE in reason or self._is_busy(child.piece.cell):  # another session was there first: wait for it
                 go_on.append(child.need)
             else:
                 self._failures.append(Failure(child.piece, reason))
-                self._pieces[child.piece.cell] = []
+                self._pieces |= {need: [] for need in self._pieces if need.cell == child.piece.cell}
                 self._tell(f"FAILED: {child.piece}: {reason}; see {child.log}")
         return go_on
 
@@ -154,10 +166,10 @@ class Runner:
             errors = [line for line in _tail(child.log) if line.startswith("error: ")]
             return errors[-1].removeprefix("error: ") if errors else f"exit code {code}"
         try:
-            self._pieces[child.piece.cell] = self._missing(child.need)
+            self._pieces[child.need] = self._missing(child.need)
         except DpcertError as error:
             return str(error)
-        return "it ended without doing its work" if child.piece in self._pieces[child.piece.cell] else None
+        return "it ended without doing its work" if child.piece in self._pieces[child.need] else None
 
     def _is_busy(self, cell: Cell) -> bool:
         directory = RunDirectory(self._results / cell.name)
@@ -171,10 +183,13 @@ class Runner:
 
     def _status(self) -> str:
         now = time.monotonic()
-        left = self._estimator.left([chain for chain in self._pieces.values() if chain], self._jobs)
+        chains: dict[Cell, dict[Piece, None]] = {}  # until a cell is trained, each of its parts lacks the training
+        for need, pieces in self._pieces.items():
+            chains.setdefault(need.cell, {}).update(dict.fromkeys(pieces))
+        left = self._estimator.left([list(chain) for chain in chains.values() if chain], self._jobs)
         under_way = sum(min(now - child.began, self._estimator.seconds(child.piece)) for child in self._running)
         names = ", ".join(str(child.piece) for child in self._running) or "waiting for other processes"
-        count = sum(map(len, self._pieces.values()))
+        count = sum(map(len, chains.values()))
         return f"{count} pieces left, about {as_words(max(0.0, left - under_way / self._jobs))}: {names}"
 
     def _stop(self) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..analysis.correlate import FEWEST, drawn_groups
 from ..certification.metrics import certified_accuracy
-from ..store.records import AttackRow, CurveRow
-from .statistics import METRICS, metric_and_radius
+from ..store.records import METRICS, AttackRow, CurveRow
+from .statistics import metric_and_radius
 from .tables import Certified, RunFacts
 from .theme import INK, NARROW, SERIES, SOFT, Drawing, Stroke, stroke
 

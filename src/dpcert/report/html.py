@@ -8,9 +8,9 @@ from typing import Any
 
 from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
-from ..store.records import CertificateRow
+from ..store.records import METRICS, CertificateRow
 from . import figures, pictures, words
-from .statistics import METRICS, ClassFigures, ExampleGroup, MetricFigures, by_class, correlations, example_groups, weakest
+from .statistics import ClassFigures, ExampleGroup, MetricFigures, by_class, correlations, example_groups, weakest
 from .tables import Certified, RunFacts
 from .theme import Drawing, Stroke, stroke
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ..published import BASELINES, COMPARED, THRESHOLDS, VARIANTS
 from ..store.durable import write_atomically
-from .claims import BASELINES, COPIES, VARIANTS
+from ..store.records import METRICS
+from .claims import COPIES
 from .paper import QUOTED, QUOTED_RADII, TITLES
-from .sample_claims import METRICS, TAUS, by_radius, logs, radii
-from .shelf import Measured, Shelf
+from .sample_claims import by_radius, logs, radii
+from .shelf import Measured, Seeds, Shelf
 
 COLOURS = {
     "regular": "#4a4a4a",
@@ -53,7 +55,7 @@ def _title(axes: Any, text: str, missing: Sequence[str], lines: int) -> None:
     axes.set_title(text, fontsize="small")
 
 
-def _curve(axes: Any, run: Measured, label: str, colour: str, dashes: str) -> None:
+def _curve(axes: Any, run: Seeds, label: str, colour: str, dashes: str) -> None:
     grid = np.linspace(0.0, 3.3 * run.place.sigma, 150)
     axes.plot(grid, [100 * run.share(float(r)) for r in grid], color=colour, linestyle=dashes, label=label, linewidth=1.4)
 
@@ -71,7 +73,7 @@ def _curves_figure(shelf: Shelf, lines: Sequence[Line], datasets: Sequence[str],
     for (dataset, sigma), axes in zip([place for row in grid for place in row], panels.ravel(), strict=True):
         missing = []
         for method, change, label, colour, dashes in lines:
-            run = shelf.certified(dataset, method, sigma, change)
+            run = shelf.seeds(dataset, method, sigma, change)
             if run is None:
                 missing.append(label)
                 continue
@@ -86,7 +88,7 @@ def _curves_figure(shelf: Shelf, lines: Sequence[Line], datasets: Sequence[str],
     return figure if drawn else None
 
 
-_METHOD_LINES: list[Line] = [(name, "", TITLES[name], COLOURS[name], "-") for name in (*BASELINES, *VARIANTS)]
+_METHOD_LINES: list[Line] = [(name, "", TITLES[name], COLOURS[name], "-") for name in COMPARED]
 _PART_LINES: list[Line] = [
     (f"{base}{part}", "", TITLES[f"{base}{part}"], COLOURS[base], dashes)
     for base in VARIANTS[:2]
@@ -149,7 +151,7 @@ def _metric_panels(
                 draw(axes, runs, metric)
                 drawn += 1
             axes.grid(alpha=0.25)
-            _title(axes, metric, missing, len(methods))
+            _title(axes, METRICS[metric], missing, len(methods))
     figure.suptitle(f"{TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
     _legend(figure, panels)
     return figure if drawn else None
@@ -174,7 +176,7 @@ def metric_histograms(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[fl
     def draw(axes: Any, runs: list[Measured], metric: str) -> None:
         for run in runs:
             _histogram(axes, logs(run, metric), run.place.method, _edges(runs, metric), len(run.samples))
-        axes.set(xlabel=f"log10 {metric}", ylabel="images (%)")
+        axes.set(xlabel=f"log10 {METRICS[metric]}", ylabel="images (%)")
 
     found = {}
     for dataset in datasets:
@@ -193,23 +195,22 @@ def metrics_by_radius(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[fl
             middles, values = by_radius(run, metric, sigma)
             method = run.place.method
             axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
-        axes.set(xlabel="certified radius", ylabel=f"log10 mean {metric}")
+        axes.set(xlabel="certified radius", ylabel=f"log10 mean {METRICS[metric]}")
 
-    return _metric_panels(shelf, datasets[0], [(*BASELINES, *VARIANTS)], sigma, draw)
+    return _metric_panels(shelf, datasets[0], [COMPARED], sigma, draw)
 
 
 def metrics_split(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
     """For each metric: images above tau and below it, baselines and then variants."""
-    names = {"Hessian norm": "-hessian", "gradient norm": "-gradient", "Lipschitz constant": "-lipschitz"}
-    return {name: _split(shelf, datasets[0], sigmas[0], metric) for metric, name in names.items()}
+    return {f"-{metric.split('_')[0]}": _split(shelf, datasets[0], sigmas[0], metric) for metric in METRICS}
 
 
 def _split(shelf: Shelf, dataset: str, sigma: float, metric: str) -> Any | None:
-    figure, panels = _panels(4, len(TAUS), 1.9)
+    figure, panels = _panels(4, len(THRESHOLDS), 1.9)
     drawn = 0
     for block, methods in enumerate(((*BASELINES, "dp-gaussian"), VARIANTS)):
         runs, missing = _analysed(shelf, dataset, methods, sigma)
-        for column, tau in enumerate(TAUS):
+        for column, tau in enumerate(THRESHOLDS):
             for above, axes in zip((True, False), panels[2 * block : 2 * block + 2, column], strict=True):
                 for run in runs:
                     chosen = logs(run, metric)[(radii(run) >= tau) == above]
@@ -220,8 +221,8 @@ def _split(shelf: Shelf, dataset: str, sigma: float, metric: str) -> Any | None:
                 axes.grid(alpha=0.25)
                 axes.set(ylabel="images (%)" if column == 0 else "")
     for axes in panels[-1]:
-        axes.set(xlabel=f"log10 {metric}")
-    figure.suptitle(f"{metric}, {TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
+        axes.set(xlabel=f"log10 {METRICS[metric]}")
+    figure.suptitle(f"{METRICS[metric]}, {TITLES[dataset]}, sigma = {sigma:g}", fontsize="medium")
     _legend(figure, panels)
     return figure if drawn else None
 
@@ -231,7 +232,7 @@ def certified_radii(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[floa
     figure, panels = _panels(1, 1, 3.4)
     axes, sigma, missing = panels[0][0], sigmas[0], []
     for method in (*BASELINES, "dp-gaussian"):
-        run = shelf.certified(datasets[0], method, sigma)
+        run = shelf.seeds(datasets[0], method, sigma)
         if run is None:
             missing.append(TITLES[method])
             continue
@@ -250,7 +251,7 @@ def fgsm(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any 
     for dataset, row in zip(datasets, panels, strict=True):
         for sigma, axes in zip(sigmas, row, strict=True):
             missing = []
-            for method in (*BASELINES, *VARIANTS):
+            for method in COMPARED:
                 run = shelf.get(dataset, method, sigma)
                 if run is None or not run.fgsm:
                     missing.append(TITLES[method])
@@ -265,7 +266,7 @@ def fgsm(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any 
                 drawn += 1
             axes.set(ylim=(0, 101))
             axes.grid(alpha=0.25)
-            _title(axes, f"{TITLES[dataset]}, sigma = {sigma:g}", missing, len((*BASELINES, *VARIANTS)))
+            _title(axes, f"{TITLES[dataset]}, sigma = {sigma:g}", missing, len(COMPARED))
         row[0].set_ylabel("accuracy (%)")
     for axes in panels[-1]:
         axes.set_xlabel("L-inf strength of FGSM")

@@ -7,26 +7,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..published import COMPARED, SIGMAS
 from ..rounding import ceil_text
 from ..store.durable import write_atomically
 from . import paper_figures
-from .claims import BASELINES, CLAIMS, NO_PLACE, SIGMAS, VARIANTS, Judged, judge, swept
+from .claims import CLAIMS, NO_PLACE, Judged, judge, swept
 from .paper import CLIP_NORM, LEARNING_RATE, OTHER_FORMULA, TABLE_1, TITLES
 from .sample_claims import SAMPLE_CLAIMS
-from .shelf import Measured, Shelf
+from .shelf import Measured, Seeds, Shelf
 from .tables import as_markdown
-from .verdicts import NOT_RUN, Figure, accuracy_verdict, acr_of, acr_verdict, clean_of, marked
+from .verdicts import (
+    NOT_COMPARABLE,
+    NOT_RUN,
+    RULES,
+    Figure,
+    accuracy_verdict,
+    acr_of,
+    acr_verdict,
+    certified_of,
+    certified_verdict,
+    clean_of,
+    marked,
+)
 
-COMMAND = "dpcert reproduce all --show --markdown docs/results.md --figures results/figures"
 TABLE_HEADINGS = (
     *("sigma", "method", "runs x images", "clean accuracy %: ours / paper", "verdict"),
-    *("ACR: ours / paper", "verdict", "certified % at 0.25: ours / paper"),
+    *("ACR: ours / paper", "verdict", "certified % at 0.25: ours / paper", "verdict", "over seeds"),
 )
 CLAIM_HEADINGS = ("the paper says", "where", "data set", "sigma", "found", "figures")
 _SWEEPS = {
     "ablation-learning-rate": (LEARNING_RATE, "learning_rate", "learning rate"),
     "ablation-clip-norm": (CLIP_NORM, "clip_norm", "clip norm"),
 }
+
+
+_OF_ONE_SEED = ("figure-metric", "figure-fgsm")
 
 
 @dataclass(frozen=True)
@@ -72,53 +87,62 @@ def section(shelf: Shelf, asked: Asked, *, with_figures: bool) -> Section:
         tables, notes = _table_1(shelf, asked)
     elif asked.name in _SWEEPS:
         tables = [_sweep(shelf, asked)]
+    if asked.name.startswith(_OF_ONE_SEED):
+        notes = ["Metrics and attacks are of the runs of seed 0."]
     judged = judge((*CLAIMS, *SAMPLE_CLAIMS), shelf, asked.name, asked.datasets, asked.sigmas)
     figures = paper_figures.draw(shelf, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
     return Section(asked, tables, judged, figures, notes)
 
 
 def _table_1(shelf: Shelf, asked: Asked) -> tuple[list[Table], list[str]]:
-    tables, used = [], []
+    tables: list[Table] = []
+    used: list[Measured] = []
     for dataset in asked.shown:
         rows = []
         for sigma in SIGMAS:
-            for method in (*BASELINES, *VARIANTS):
-                runs = shelf.seeds(dataset, method, sigma)
-                used += runs
-                rows.append((f"{sigma:g}", TITLES[method], *_beside(runs, TABLE_1[dataset, method, sigma], method)))
+            for method in COMPARED:
+                seeds = shelf.seeds(dataset, method, sigma)
+                used += [] if seeds is None else seeds.runs
+                rows.append((f"{sigma:g}", TITLES[method], *_beside(seeds, TABLE_1[dataset, method, sigma], method)))
         tables.append(Table(TITLES[dataset], TABLE_HEADINGS, rows))
     return tables, _notes(used)
 
 
-def _beside(runs: list[Measured], paper: tuple[float, float, float], method: str) -> tuple[str, ...]:
-    if not runs:
-        return ("", f"- / {paper[0]:.2f}", NOT_RUN, f"- / {paper[1]:.3f}", NOT_RUN, f"- / {paper[2]:.1f}")
-    clean, acr = clean_of(runs), acr_of(runs)
-    at = 100 * sum(run.share(0.25) for run in runs) / len(runs)
-    images = sorted({len(run.rows) for run in runs})
+def _beside(seeds: Seeds | None, paper: tuple[float, float, float], method: str) -> tuple[str, ...]:
+    if seeds is None:
+        pairs = (f"- / {paper[0]:.2f}", f"- / {paper[1]:.3f}", f"- / {paper[2]:.1f}")
+        return ("", *(word for pair in pairs for word in (pair, NOT_RUN)), "")
+    clean, acr, at = clean_of(seeds), acr_of(seeds), certified_of(seeds, 0.25)
+    images = sorted({len(run.rows) for run in seeds.runs})
+    spread = [("clean", clean, 2), ("ACR", acr, 3), ("at 0.25", at, 1)]
     return (
-        f"{len(runs)} x {' to '.join(str(count) for count in dict.fromkeys((images[0], images[-1])))}",
-        "not measured" if clean is None else _pair(clean, paper[0]),
+        f"{len(seeds.runs)} x {' to '.join(str(count) for count in dict.fromkeys((images[0], images[-1])))}",
+        "not measured" if clean is None else _pair(clean.value, paper[0]),
         "" if clean is None else marked(method, accuracy_verdict(clean.value, paper[0])),
         f"{acr.value:.3f} ± {acr.error:.3f} / {paper[1]:.3f} ({100 * (acr.value / paper[1] - 1):+.1f} %)",
         marked(method, acr_verdict(acr, paper[1])),
-        f"{at:.1f} / {paper[2]:.1f} ({at - paper[2]:+.1f})",
+        f"{at.value:.1f} ± {at.error:.1f} / {paper[2]:.1f} ({at.value - paper[2]:+.1f})",
+        marked(method, certified_verdict(at, paper[2])),
+        "; ".join(_range(name, figure, digits) for name, figure, digits in spread if figure and figure.spread is not None),
     )
 
 
-def _pair(ours: Figure, paper: float) -> str:
-    spread = "" if ours.spread is None else f" ± {ours.spread:.2f}"
-    return f"{ours.value:.2f}{spread} / {paper:.2f} ({ours.value - paper:+.2f})"
+def _pair(ours: float, paper: float) -> str:
+    return f"{ours:.2f} / {paper:.2f} ({ours - paper:+.2f})"
+
+
+def _range(name: str, figure: Figure, digits: int) -> str:
+    return f"{name} {min(figure.each):.{digits}f} to {max(figure.each):.{digits}f}"
 
 
 def _notes(used: list[Measured]) -> list[str]:
     private = [run.facts.metrics["privacy"] for run in used if run.facts.metrics["privacy"]["private"]]
-    budget = [f"(epsilon {ceil_text(p['epsilon'], 4)}, delta {p['delta']:g})" for p in private]
     notes = []
-    if budget:
-        notes.append(f"Private rows: at most {max(budget)}. Regular is not private.")
-    notes.append("± for ACR: standard error over images, joined with the spread over seeds; for accuracy: spread over seeds.")
-    notes.append("agrees: ACR within 5 % or two standard errors, clean accuracy within 1 point.")
+    if private:
+        epsilon, delta = (max(float(privacy[key]) for privacy in private) for key in ("epsilon", "delta"))
+        notes.append(f"Private rows: at most (epsilon {ceil_text(epsilon, 4)}, delta {delta:g}). Regular is not private.")
+    notes.append("Figures are means over seeds; ±: standard error over images; over seeds: the least and the greatest figure.")
+    notes += RULES
     other = ", ".join(title for name, title in TITLES.items() if name in OTHER_FORMULA)
     notes.append(f"not comparable: the published figures of {other} came from other formulas than the published ones.")
     bare = sorted({run.facts.path.name for run in used if not run.has_weights})
@@ -133,7 +157,7 @@ def _sweep(shelf: Shelf, asked: Asked) -> Table:
     for dataset in asked.shown:
         for value, clean in swept(shelf, dataset, table, key).items():
             paper = table[dataset, value]
-            ours = f"- / {paper:.2f}" if clean is None else _pair(Figure(clean, 0.0), paper)
+            ours = f"- / {paper:.2f}" if clean is None else _pair(clean, paper)
             rows.append((TITLES[dataset], f"{value:g}", ours, NOT_RUN if clean is None else accuracy_verdict(clean, paper)))
     return Table("DP-Gaussian, sigma 0.25", ("data set", title, "clean accuracy %: ours / paper", "verdict"), rows)
 
@@ -154,19 +178,21 @@ def claim_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """How many verdicts and claims came out how, in one line."""
-    verdicts = Counter(
-        word.removesuffix(" (not comparable)")
+    """How many verdicts and claims came out how, in one line; verdicts on figures that cannot be compared are counted apart."""
+    words = [
+        word
         for part in sections
         for table in part.tables
         for row in table.rows
         for heading, word in zip(table.headings, row, strict=True)
         if heading == "verdict" and word
-    )
+    ]
+    verdicts = Counter(word for word in words if not word.endswith(NOT_COMPARABLE))
+    apart = Counter(word.removesuffix(NOT_COMPARABLE) for word in words if word.endswith(NOT_COMPARABLE))
     states = Counter(one.state for part in sections for one in part.judged)
     told = [
         f"{what}: {', '.join(f'{count} {word}' for word, count in sorted(counts.items()))}"
-        for what, counts in (("verdicts", verdicts), ("claims", states))
+        for what, counts in (("verdicts", verdicts), ("not comparable", apart), ("claims", states))
         if counts
     ]
     return "; ".join(told)
@@ -179,12 +205,12 @@ def save_figures(sections: Sequence[Section], folder: Path) -> None:
             paper_figures.save(figure, folder, name)
 
 
-def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None) -> None:
-    """The page of results; what a person wrote about it stands in ``<page>_reading.md`` beside it and is put in."""
+def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None, command: str) -> None:
+    """The page of results and the `command` for it; what a person wrote stands in ``<page>_reading.md`` and is put in."""
     reading = file.with_name(f"{file.stem}_reading.md")
     parts = [
         "# Results: ours beside the paper's\n",
-        f"Made from the rows in `results/` by `{COMMAND}`; only the reading below is written by hand (`{reading.name}`).\n",
+        f"Made from stored rows by `{command}`; only the reading below is written by hand (`{reading.name}`).\n",
         f"{_first_upper(summary(sections))}.\n",
         *([reading.read_text(encoding="utf-8").strip() + "\n"] if reading.is_file() else []),
     ]

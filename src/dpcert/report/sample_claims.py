@@ -1,20 +1,20 @@
-"""The paper's sentences about per-sample metrics, radii and FGSM (Section 5.2 and the appendix)."""
+"""The paper's sentences about per-sample metrics, radii and FGSM (Section 5.2 and the appendix).
+
+Metrics and attacks are measured of seed 0 only; radii are of all seeds.
+"""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from ..analysis.correlate import correlation, drawn_groups
-from .claims import BASELINES, SIGMAS, SIMILAR, VARIANTS, Claim, Finding, titled
+from ..published import BASELINES, COMPARED, SIGMAS, THRESHOLDS, VARIANTS
+from ..store.records import METRICS
+from .claims import SIMILAR, Claim, Finding, titled
 from .paper import TITLES
-from .shelf import Measured, Sample, Shelf
+from .shelf import Measured, Shelf
 
-METRICS: dict[str, Callable[[Sample], float]] = {
-    "Hessian norm": lambda sample: sample.hessian_norm,
-    "gradient norm": lambda sample: sample.gradient_norm,
-    "Lipschitz constant": lambda sample: sample.lipschitz,
-}
-TAUS = (0.5, 1.0, 1.5)
+NORMS = ("gradient_norm", "hessian_norm")
 _SMALLEST = 1e-12  # a metric of exactly 0 has no logarithm
 _BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution; more speaks for two modes
 _POINT = 0.01
@@ -23,7 +23,7 @@ _FEWEST = 30
 
 def values_of(run: Measured, metric: str) -> np.ndarray:
     """A metric, an entry for each image."""
-    return np.array([METRICS[metric](sample) for sample in run.samples])
+    return np.array([getattr(sample, metric) for sample in run.samples])
 
 
 def logs(run: Measured, metric: str) -> np.ndarray:
@@ -70,7 +70,7 @@ def regular_has_the_greatest_mode(shelf: Shelf, dataset: str, sigma: float) -> F
     runs = analysed(shelf, dataset, (*BASELINES, "dp-gaussian"), sigma)
     if runs is None:
         return None
-    modes = [_mode(logs(run, "gradient norm")) for run in runs]
+    modes = [_mode(logs(run, "gradient_norm")) for run in runs]
     words = ", ".join(f"{titled(run)} {mode:.1f}" for run, mode in zip(runs, modes, strict=True))
     return Finding(modes[0] > max(modes[1:]), f"mode of log10: {words}")
 
@@ -80,7 +80,7 @@ def dpsgd_is_bimodal(shelf: Shelf, dataset: str, sigma: float) -> Finding | None
     runs = analysed(shelf, dataset, ("dpsgd", "regular"), sigma)
     if runs is None:
         return None
-    dpsgd, regular = (bimodality(logs(run, "gradient norm")) for run in runs)
+    dpsgd, regular = (bimodality(logs(run, "gradient_norm")) for run in runs)
     return Finding(dpsgd > _BIMODAL > regular, f"coefficient {dpsgd:.2f} for DPSGD, {regular:.2f} for Regular (limit 0.56)")
 
 
@@ -90,7 +90,7 @@ def fewer_large_values(shelf: Shelf, dataset: str, sigma: float) -> Finding | No
     if runs is None:
         return None
     tops = {metric: [float(np.quantile(logs(run, metric), 0.9)) for run in runs] for metric in METRICS}
-    words = "; ".join(f"{metric} {' / '.join(f'{v:.2f}' for v in values)}" for metric, values in tops.items())
+    words = "; ".join(f"{METRICS[metric]} {' / '.join(f'{v:.2f}' for v in values)}" for metric, values in tops.items())
     good = all(values[0] < min(values[1:]) for values in tops.values())
     return Finding(good, f"log10 of the 90 % quantile, DP-Gaussian / DPSGD / PSAC: {words}")
 
@@ -102,13 +102,71 @@ def stability_is_apart(shelf: Shelf, dataset: str, sigma: float) -> Finding | No
     if runs is None:
         return None
     means = {metric: [float(logs(run, metric).mean()) for run in runs] for metric in METRICS}
-    above = all(means[metric][0] > max(means[metric][1:]) for metric in ("Hessian norm", "gradient norm"))
-    below = means["Lipschitz constant"][0] < min(means["Lipschitz constant"][1:])
-    words = "; ".join(f"{m} {v[0]:.2f} against {min(v[1:]):.2f} to {max(v[1:]):.2f}" for m, v in means.items())
+    above = all(means[metric][0] > max(means[metric][1:]) for metric in NORMS)
+    below = means["lipschitz"][0] < min(means["lipschitz"][1:])
+    words = "; ".join(f"{METRICS[m]} {v[0]:.2f} against {min(v[1:]):.2f} to {max(v[1:]):.2f}" for m, v in means.items())
     return Finding(above and below, f"mean log10: {words}")
 
 
-def correlations(run: Measured, sigma: float) -> dict[str, float]:
+def _quantiles(run: Measured, metric: str) -> np.ndarray:
+    return np.asarray(np.quantile(logs(run, metric), np.linspace(0.01, 0.99, 99)))
+
+
+def psac_is_closer_to_regular(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """The mean distance of the quantiles of log norms from Regular's is smaller for PSAC than for DPSGD."""
+    runs = analysed(shelf, dataset, ("regular", "psac", "dpsgd"), sigma)
+    if runs is None:
+        return None
+    far = {}
+    for metric in NORMS:
+        regular, psac, dpsgd = (_quantiles(run, metric) for run in runs)
+        far[metric] = (float(np.abs(psac - regular).mean()), float(np.abs(dpsgd - regular).mean()))
+    words = "; ".join(f"{METRICS[metric]} {psac:.2f} / {dpsgd:.2f}" for metric, (psac, dpsgd) in far.items())
+    return Finding(all(psac < dpsgd for psac, dpsgd in far.values()), f"distance from Regular (log10), PSAC / DPSGD: {words}")
+
+
+def gaussian_is_shifted_lower(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """The median of each metric is lower for DP-Gaussian than for DPSGD and PSAC."""
+    runs = analysed(shelf, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
+    if runs is None:
+        return None
+    medians = {metric: [float(np.median(logs(run, metric))) for run in runs] for metric in METRICS}
+    words = "; ".join(f"{METRICS[metric]} {' / '.join(f'{v:.2f}' for v in values)}" for metric, values in medians.items())
+    good = all(values[0] < min(values[1:]) for values in medians.values())
+    return Finding(good, f"log10 of the median, DP-Gaussian / DPSGD / PSAC: {words}")
+
+
+def stability_is_apart_at_equal_radii(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """Against each other method, over the radii both reach: a higher mean gradient norm, a lower mean Lipschitz constant."""
+    runs = analysed(shelf, dataset, ("dp-stability", *(name for name in COMPARED if name != "dp-stability")), sigma)
+    if runs is None:
+        return None
+    gradient, lipschitz = (_gaps(runs[0], runs[1:], metric, sigma) for metric in ("gradient_norm", "lipschitz"))
+    if not len(gradient) == len(lipschitz) == len(runs) - 1:
+        return Finding(None, "DP-Stability shares no group of radii with another method")
+    low, high = min(gradient, key=lambda name: gradient[name]), max(lipschitz, key=lambda name: lipschitz[name])
+    words = f"{METRICS['gradient_norm']} at least {gradient[low]:+.2f} (against {low}), "
+    words += f"{METRICS['lipschitz']} at most {lipschitz[high]:+.2f} (against {high})"
+    return Finding(gradient[low] > 0 > lipschitz[high], f"log10, at equal radii: {words}")
+
+
+def _gaps(run: Measured, others: list[Measured], metric: str, sigma: float) -> dict[str, float]:
+    """By method: how far the log metric of `run` is above it, over the groups of radii that both have."""
+    own, found = _by_group(run, metric, sigma), {}
+    for other in others:
+        beside = _by_group(other, metric, sigma)
+        shared = sorted(own.keys() & beside.keys())
+        if shared:
+            found[titled(other)] = float(np.mean([own[radius] - beside[radius] for radius in shared]))
+    return found
+
+
+def _by_group(run: Measured, metric: str, sigma: float) -> dict[float, float]:
+    middles, values = by_radius(run, metric, sigma)
+    return dict(zip(middles.tolist(), values.tolist(), strict=True))
+
+
+def correlations(run: Measured, sigma: float) -> dict[str, float | None]:
     """Of radius and log metric over the groups of images, for each metric."""
     groups = {metric: drawn_groups(values_of(run, metric), radii(run), sigma) for metric in METRICS}
     return {
@@ -117,45 +175,59 @@ def correlations(run: Measured, sigma: float) -> dict[str, float]:
     }
 
 
-def _correlation(radius: np.ndarray, metric: np.ndarray) -> float:
-    return correlation(metric, radius).pearson or 0.0
+def _correlation(radius: np.ndarray, metric: np.ndarray) -> float | None:
+    """Of the radius and the log metric; None where it has no meaning."""
+    return correlation(metric, radius).pearson
 
 
 def negative_correlation(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
     """For every method and metric the log metric falls with the radius."""
-    runs = analysed(shelf, dataset, (*BASELINES, *VARIANTS), sigma)
+    runs = analysed(shelf, dataset, COMPARED, sigma)
     if runs is None:
         return None
-    found = {f"{titled(run)} {metric}": value for run in runs for metric, value in correlations(run, sigma).items()}
-    weakest = max(found, key=lambda name: found[name])
-    negative = sum(value < 0 for value in found.values())
-    return Finding(negative == len(found), f"{negative} of {len(found)} negative; weakest {weakest} {found[weakest]:+.2f}")
+    found = {f"{titled(run)} {METRICS[m]}": value for run in runs for m, value in correlations(run, sigma).items()}
+    known = {name: value for name, value in found.items() if value is not None}
+    unknown = [name for name in found if name not in known]
+    if not known:
+        return Finding(None, "the images of no method lie in three groups of radii")
+    weakest = max(known, key=lambda name: known[name])
+    negative = sum(value < 0 for value in known.values())
+    words = f"{negative} of {len(known)} negative; weakest {weakest} {known[weakest]:+.2f}"
+    if unknown:
+        words += f"; too few groups of radii: {', '.join(unknown)}"
+    return Finding(False if negative < len(known) else None if unknown else True, words)
 
 
 def lipschitz_is_closest(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
-    """Over single images of the private models, the Lipschitz constant has the strongest correlation with the radius."""
+    """Over single images of the private models, the Lipschitz constant falls the most clearly with the radius."""
     runs = analysed(shelf, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
     if runs is None:
         return None
-    mean = {metric: float(np.mean([_correlation(radii(run), values_of(run, metric)) for run in runs])) for metric in METRICS}
+    each = {metric: [_correlation(radii(run), values_of(run, metric)) for run in runs] for metric in METRICS}
+    known = {metric: [value for value in values if value is not None] for metric, values in each.items()}
+    if any(len(values) < len(runs) for values in known.values()):
+        return Finding(None, "radii or metrics of a method are all alike: they have no correlation")
+    mean = {metric: float(np.mean(values)) for metric, values in known.items()}
     strongest = min(mean, key=lambda metric: mean[metric])
-    words = ", ".join(f"{metric} {value:+.2f}" for metric, value in mean.items())
-    return Finding(strongest == "Lipschitz constant", f"mean correlation of {len(runs)} methods: {words}")
+    words = ", ".join(f"{METRICS[metric]} {value:+.2f}" for metric, value in mean.items())
+    return Finding(strongest == "lipschitz" and mean[strongest] < 0, f"mean correlation of {len(runs)} methods: {words}")
 
 
 def higher_below_tau(metric: str) -> Callable[[Shelf, str, float], Finding | None]:
     """A check that images with a radius below tau have a higher mean log metric, for every method and tau."""
 
     def check(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
-        runs = analysed(shelf, dataset, (*BASELINES, *VARIANTS), sigma)
+        runs = analysed(shelf, dataset, COMPARED, sigma)
         if runs is None:
             return None
         gaps = {}
         for run in runs:
-            for tau in TAUS:
+            for tau in THRESHOLDS:
                 below, values = radii(run) < tau, logs(run, metric)
                 if below.any() and not below.all():
                     gaps[f"{titled(run)} at tau {tau:g}"] = float(values[below].mean() - values[~below].mean())
+        if not gaps:
+            return Finding(None, "no method has images on both sides of a tau")
         smallest = min(gaps, key=lambda name: gaps[name])
         higher = sum(gap > 0 for gap in gaps.values())
         return Finding(higher == len(gaps), f"{higher} of {len(gaps)}; smallest gap {smallest} {gaps[smallest]:+.2f} (log10)")
@@ -163,9 +235,28 @@ def higher_below_tau(metric: str) -> Callable[[Shelf, str, float], Finding | Non
     return check
 
 
+def more_fall_below_as_tau_grows(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+    """Of the images with a Lipschitz constant above the method's median, more are below the largest tau than below the least,
+    for every method where some are left above the least."""
+    runs = analysed(shelf, dataset, COMPARED, sigma)
+    if runs is None:
+        return None
+    counts = {}
+    for run in runs:
+        values = logs(run, "lipschitz")
+        high = radii(run)[values > np.median(values)]
+        if (high >= THRESHOLDS[0]).any():
+            counts[titled(run)] = [int((high < tau).sum()) for tau in THRESHOLDS]
+    if not counts:
+        return Finding(None, f"no method has a large Lipschitz constant at a radius of {THRESHOLDS[0]:g} or more")
+    words = ", ".join(f"{name} {' / '.join(map(str, below))}" for name, below in counts.items())
+    taus = " / ".join(f"{tau:g}" for tau in THRESHOLDS)
+    return Finding(all(below[-1] > below[0] for below in counts.values()), f"images below tau {taus}: {words}")
+
+
 def baselines_spike_at_zero(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
     """For Regular, DPSGD and PSAC the fullest tenth of the radii is the one at 0."""
-    runs = shelf.all_certified(dataset, BASELINES, sigma)
+    runs = shelf.all_seeds(dataset, BASELINES, sigma)
     if runs is None:
         return None
     spikes = [np.histogram(run.earned, bins=10, range=(0, 3.3 * sigma))[0] for run in runs]
@@ -175,7 +266,7 @@ def baselines_spike_at_zero(shelf: Shelf, dataset: str, sigma: float) -> Finding
 
 def gaussian_above_one(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
     """DP-Gaussian certifies most images at more than 1.0, and the fullest bin is the last, at about 1.6."""
-    run = shelf.certified(dataset, "dp-gaussian", sigma)
+    run = shelf.seeds(dataset, "dp-gaussian", sigma)
     if run is None:
         return None
     counts, edges = np.histogram(run.earned, bins=np.arange(0.0, 1.8, 0.1))
@@ -185,7 +276,7 @@ def gaussian_above_one(shelf: Shelf, dataset: str, sigma: float) -> Finding | No
 
 def _attacked(shelf: Shelf, dataset: str, sigma: float) -> dict[str, dict[float, float]] | None:
     found = {}
-    for method in (*BASELINES, *VARIANTS):
+    for method in COMPARED:
         run = shelf.get(dataset, method, sigma)
         if run is None or not run.fgsm:
             return None
@@ -240,6 +331,8 @@ SAMPLE_CLAIMS: tuple[Claim, ...] = (
             (_RQ1, "Regular's gradient norms have a mode far above the private methods'", regular_has_the_greatest_mode),
             (_RQ1, "DPSGD's gradient norms are bimodal, Regular's are not", dpsgd_is_bimodal),
             (_RQ2, "DP-Gaussian has fewer images with large metrics than DPSGD and PSAC", fewer_large_values),
+            (_RQ1, "PSAC's gradient and Hessian norms are closer to Regular's than DPSGD's are", psac_is_closer_to_regular),
+            (_RQ1, "DP-Gaussian shifts the metrics lower (medians below DPSGD's and PSAC's)", gaussian_is_shifted_lower),
             (_RQ1, "DP-Stability: higher gradient and Hessian norms, lower Lipschitz constants", stability_is_apart),
         )
     ),
@@ -247,11 +340,15 @@ SAMPLE_CLAIMS: tuple[Claim, ...] = (
           datasets=_MNIST),
     Claim("figure-metrics-by-radius", _RQ2, "the Lipschitz constant is closest to the radius among private models",
           lipschitz_is_closest, datasets=_MNIST),
+    Claim("figure-metrics-by-radius", _RQ2, "DP-Stability at equal radii: higher gradient norms, lower Lipschitz constants",
+          stability_is_apart_at_equal_radii, datasets=_MNIST),
     *(
-        Claim("figure-metrics-split", _D3, f"images below tau have a higher {metric}", higher_below_tau(metric),
+        Claim("figure-metrics-split", _D3, f"images below tau have a higher {METRICS[metric]}", higher_below_tau(metric),
               datasets=_MNIST)
         for metric in METRICS
     ),
+    Claim("figure-metrics-split", _D3, "as tau grows, more images with a large local Lipschitz constant are below it",
+          more_fall_below_as_tau_grows, datasets=_MNIST),
     Claim("figure-radii", _D3, f"{', '.join(TITLES[name] for name in BASELINES)} have a large spike of images not certified",
           baselines_spike_at_zero, datasets=_MNIST),
     Claim("figure-radii", _D3, "DP-Gaussian certifies most images above 1.0, the mode is at 1.6", gaussian_above_one,

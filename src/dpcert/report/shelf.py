@@ -1,6 +1,5 @@
 """Runs of a grid as they are on disk: each is read once, when a table or figure asks for it."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..certification.metrics import earned_radius, reaches, standard_error
 from ..store.metrics import is_papers
 from ..store.records import AttackRow, CertificateRow
 from ..store.runs import RunDirectory
@@ -55,9 +55,17 @@ class Measured:
         return RunDirectory(self.facts.path).model.exists()
 
     @cached_property
+    def _radius(self) -> np.ndarray:
+        return np.array([row.radius for row in self.rows])
+
+    @cached_property
+    def _correct(self) -> np.ndarray:
+        return np.array([bool(row.correct) for row in self.rows])
+
+    @cached_property
     def earned(self) -> np.ndarray:
         """The radius of each image, 0 where the class is wrong."""
-        return np.array([row.radius if row.correct else 0.0 for row in self.rows])
+        return earned_radius(self._radius, self._correct)
 
     @property
     def acr(self) -> float:
@@ -67,12 +75,15 @@ class Measured:
     @property
     def acr_error(self) -> float:
         """Its standard error, from the spread over images."""
-        return float(self.earned.std(ddof=1)) / math.sqrt(len(self.earned)) if len(self.earned) > 1 else math.inf
+        return standard_error(self.earned)
+
+    def certified_at(self, radius: float) -> np.ndarray:
+        """Which images are right and certified at a radius."""
+        return reaches(self._radius, self._correct, radius)
 
     def share(self, radius: float) -> float:
-        """Certified accuracy at a radius, as a share: the class is right and the radius is reached."""
-        right = np.array([bool(row.correct) for row in self.rows]) if radius == 0 else self.earned > 0
-        return float((right & (self.earned >= radius)).mean())
+        """Certified accuracy at a radius, as a share."""
+        return float(self.certified_at(radius).mean())
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -85,6 +96,38 @@ class Measured:
     def fgsm(self) -> dict[float, AttackRow]:
         """The base model under FGSM, by strength."""
         return {row.strength: row for row in self.facts.attacks if (row.attack, row.target) == ("fgsm", "base")}
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The runs of one line with all their seeds: every figure is the mean over them, as in the table."""
+
+    runs: list[Measured]
+
+    @property
+    def place(self) -> Place:
+        """Of the first."""
+        return self.runs[0].place
+
+    @property
+    def clean(self) -> float | None:
+        """Clean accuracy in per cent; None where one of them is not measured."""
+        values = [run.clean for run in self.runs]
+        return None if None in values else float(np.mean([value for value in values if value is not None]))
+
+    @property
+    def acr(self) -> float:
+        """Average certified radius."""
+        return float(np.mean([run.acr for run in self.runs]))
+
+    def share(self, radius: float) -> float:
+        """Certified accuracy at a radius, as a share."""
+        return float(np.mean([run.share(radius) for run in self.runs]))
+
+    @cached_property
+    def earned(self) -> np.ndarray:
+        """The radii of all their images."""
+        return np.concatenate([run.earned for run in self.runs])
 
 
 class Shelf:
@@ -110,13 +153,19 @@ class Shelf:
         found = self.get(dataset, method, sigma, change, seed)
         return found if found is not None and found.rows else None
 
-    def seeds(self, dataset: str, method: str, sigma: float, change: str = "") -> list[Measured]:
-        """The run of every seed that is certified at `sigma`."""
+    def seeds(self, dataset: str, method: str, sigma: float, change: str = "") -> Seeds | None:
+        """The runs of every seed that is certified at `sigma`; None if there is none."""
         known = sorted({place.seed for place in self._paths})
-        return [run for seed in known if (run := self.certified(dataset, method, sigma, change, seed))]
+        runs = [run for seed in known if (run := self.certified(dataset, method, sigma, change, seed))]
+        return Seeds(runs) if runs else None
+
+    def all_seeds(self, dataset: str, methods: Iterable[str], sigma: float) -> list[Seeds] | None:
+        """The runs of every method, or None if one is missing."""
+        found = [self.seeds(dataset, method, sigma) for method in methods]
+        return [runs for runs in found if runs] if all(found) else None
 
     def all_certified(self, dataset: str, methods: Iterable[str], sigma: float) -> list[Measured] | None:
-        """A run of every method, or None if one is missing."""
+        """The run of seed 0 of every method, or None if one is missing."""
         found = [self.certified(dataset, method, sigma) for method in methods]
         return [run for run in found if run] if all(found) else None
 

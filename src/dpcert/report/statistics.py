@@ -8,14 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..analysis.correlate import Correlation, certified_radius_of_label, correlation
-from ..store.records import CertificateRow, SampleRow
+from ..store.records import METRICS, CertificateRow, SampleRow
 
 ABSTAIN = -1
-METRICS = {
-    "gradient_norm": "input-gradient norm",
-    "hessian_norm": "input-Hessian spectral norm",
-    "lipschitz": "local Lipschitz constant",
-}
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,41 @@
 """Ours beside the paper's: a difference and a word for it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..certification.metrics import standard_error
 from .paper import OTHER_FORMULA
-from .shelf import Measured
+from .shelf import Seeds
 
 NOT_RUN = "not run"
+NOT_COMPARABLE = " (not comparable)"
 _ACR_SHARE = 0.05
-_POINTS = 1.0
+_CLEAN_POINTS = 1.0
+_CERTIFIED_POINTS = 3.0
+_ROUNDING = 1e-9  # a point exactly is within a point, whatever floats make of it
+RULES = (
+    f"agrees: clean accuracy within {_CLEAN_POINTS:g} point; ACR within {100 * _ACR_SHARE:g} % or two standard errors; "
+    f"certified accuracy at 0.25 within {_CERTIFIED_POINTS:g} points or two standard errors. Else better or worse.",
+    "agrees (spread): only once the standard deviation over our seeds is joined to the standard error; where seeds differ "
+    "much, that says little.",
+)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of ours with its standard error; `spread` is that of several seeds (None with one)."""
+    """The mean over seeds, its standard error from the spread over images, and the figure of each seed."""
 
     value: float
     error: float
-    spread: float | None = None
+    each: tuple[float, ...] = ()
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds; None with one."""
+        return float(np.std(self.each, ddof=1)) if len(self.each) > 1 else None
 
 
 def verdict(ours: float, paper: float, tolerance: float) -> str:
@@ -29,34 +45,50 @@ def verdict(ours: float, paper: float, tolerance: float) -> str:
     return "better" if ours > paper else "worse"
 
 
+def _with_errors(ours: Figure, paper: float, tolerance: float) -> str:
+    """Within the tolerance or two standard errors. The paper's figure is of one training, so the spread of single trainings
+    counts too, not that of their mean; but agreement that it alone brings is another word: seeds far apart agree with all."""
+    word = verdict(ours.value, paper, max(tolerance, 2.0 * ours.error))
+    joined = 2.0 * math.hypot(ours.error, ours.spread or 0.0)
+    return "agrees (spread)" if word != "agrees" and verdict(ours.value, paper, joined) == "agrees" else word
+
+
 def acr_verdict(ours: Figure, paper: float) -> str:
     """Within 5 % of the paper's figure or two standard errors."""
-    return verdict(ours.value, paper, max(_ACR_SHARE * paper, 2.0 * ours.error))
+    return _with_errors(ours, paper, _ACR_SHARE * paper)
+
+
+def certified_verdict(ours: Figure, paper: float) -> str:
+    """Certified accuracy, in per cent: within three points or two standard errors."""
+    return _with_errors(ours, paper, _CERTIFIED_POINTS + _ROUNDING)
 
 
 def accuracy_verdict(ours: float, paper: float) -> str:
     """Clean accuracy, in per cent: within one point."""
-    return verdict(ours, paper, _POINTS + 1e-9)  # one point exactly is within, whatever floats make of it
+    return verdict(ours, paper, _CLEAN_POINTS + _ROUNDING)
 
 
 def marked(method: str, word: str) -> str:
     """The verdict, set apart where the published figure is of another formula than the published one."""
-    return f"{word} (not comparable)" if method in OTHER_FORMULA and word != NOT_RUN else word
+    return f"{word}{NOT_COMPARABLE}" if method in OTHER_FORMULA and word != NOT_RUN else word
 
 
-def acr_of(runs: list[Measured]) -> Figure:
-    """ACR over seeds. The images are the same for each seed, so their error is not averaged away; the paper's figure is of one
-    training too, so the spread of single trainings counts, not that of their mean."""
-    values = np.array([run.acr for run in runs])
-    within = float(np.mean([run.acr_error for run in runs]))
-    spread = float(values.std(ddof=1)) if len(runs) > 1 else None
-    return Figure(float(values.mean()), math.hypot(within, spread or 0.0), spread)
+def acr_of(seeds: Seeds) -> Figure:
+    """ACR. The images are the same for each seed, so their error is not averaged away."""
+    return _figure([run.acr for run in seeds.runs], [run.acr_error for run in seeds.runs])
 
 
-def clean_of(runs: list[Measured]) -> Figure | None:
-    """Clean accuracy (%) over seeds; the whole test set is measured, so one run has no error of its own."""
-    values = np.array([run.clean for run in runs if run.clean is not None])
-    if not len(values):
-        return None
-    spread = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Figure(float(values.mean()), spread or 0.0, spread)
+def certified_of(seeds: Seeds, radius: float) -> Figure:
+    """Certified accuracy (%) at a radius."""
+    hits = [100.0 * run.certified_at(radius) for run in seeds.runs]
+    return _figure([float(hit.mean()) for hit in hits], [standard_error(hit) for hit in hits])
+
+
+def clean_of(seeds: Seeds) -> Figure | None:
+    """Clean accuracy (%); the whole test set is measured, so there is no error over images."""
+    values = [run.clean for run in seeds.runs if run.clean is not None]
+    return _figure(values, [0.0]) if values else None
+
+
+def _figure(values: Sequence[float], errors: Sequence[float]) -> Figure:
+    return Figure(float(np.mean(values)), float(np.mean(errors)), tuple(values))

@@ -1,7 +1,7 @@
 """Files of rows that grow: a row is appended when it is made, and work that was cut anywhere goes on."""
 
 import contextlib
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ def grow(
 def rows_so_far(kind: type[AnyRow], path: Path) -> dict[Key, AnyRow]:
     """The whole rows of a file that may have been cut, by their keys; none where there is no file."""
     return {row.key: row for row in read_rows(kind, path, allow_torn_end=True)} if path.exists() else {}
+
+
+def drop(kind: type[AnyRow], path: Path, keys: Iterable[Key], order: Callable[[Key], Any] = _itself) -> None:
+    """Take rows out of a file, so that `grow` makes them again."""
+    gone = set(keys)
+    _write_sorted(kind, path, {key: row for key, row in rows_so_far(kind, path).items() if key not in gone}, order)
 
 
 def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Generator[AnyRow]:

@@ -108,6 +108,13 @@ class RobustRow:
         return cls(int(idx), int(label), int(predict), int(robust), int(correct), float(time), int(votes))
 
 
+METRICS = {  # columns of samples.tsv, with the paper's words for them
+    "gradient_norm": "input-gradient norm",
+    "hessian_norm": "input-Hessian spectral norm",
+    "lipschitz": "local Lipschitz constant",
+}
+
+
 @dataclass(frozen=True)
 class SampleRow:
     """A row of samples.tsv: how one test image sits in the model's landscape, beside its certificate."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import RunError
 from .durable import cannot_write, destroy, remove, write_atomically
 
+IN_USE = "is in use by another process"
 _KEY_BYTES = 32
 
 
@@ -86,7 +87,7 @@ class RunDirectory:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise RunError(f"{self.path} is in use by another process; wait for it or choose another --out") from error
+                raise RunError(f"{self.path} {IN_USE}; wait for it or choose another --out") from error
             raise
         try:
             yield
