@@ -51,6 +51,14 @@ def test_when_all_is_there_it_only_shows(tmp_path, capsys):
     assert printed.err == "" and "does not hold" in printed.out and (tmp_path / "f" / "figure-radii.png").exists()
 
 
+def test_the_page_names_the_request_that_was_given(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    results = ["--results", str(tmp_path / "results")]
+    assert call("figure-radii", "table1", "--dataset", "mnist", "--show", *results, "--markdown", str(page)) == 0
+    command = f"dpcert reproduce figure-radii table1 --dataset mnist --show {' '.join(results)} --markdown {page}"
+    assert f"by `{command}`;" in page.read_text()
+
+
 def test_our_own_results_can_be_shown(capsys):
     assert call("table1", "--show", "--dataset", "mnist", "--results", str(RESULTS)) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "│ 0.5" in line and "DP-Gaussian" in line]
