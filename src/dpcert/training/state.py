@@ -19,10 +19,8 @@ from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
 from ..store.runs import RunDirectory
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
-_STATE_TYPES = {
-    **{"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str},
-    "config_sha256": str | None,
-}
+_TEXTS = ("checkpoint", "sha256", "ledger_head", "data_identity")
+_STATE_TYPES = {"step": (int,), **dict.fromkeys(_TEXTS, (str,)), "config_sha256": (str, type(None))}
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
         state.setdefault("config_sha256", None)  # a run begun before it was noted can go on
         intact = intact and state.keys() == _STATE_TYPES.keys()
-        intact = intact and all(isinstance(state[name], kind) for name, kind in _STATE_TYPES.items())
+        intact = intact and all(type(state[name]) in kinds for name, kinds in _STATE_TYPES.items())  # True is no step
         intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}); this run cannot be continued, start another with --out") from error
