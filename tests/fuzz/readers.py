@@ -26,8 +26,7 @@ from dpcert.experiment.predict import read_images
 from dpcert.privacy.ledger import GENESIS, Ledger
 from dpcert.privacy.statement import state
 from dpcert.report.tables import Certified, RunFacts, summary
-from dpcert.store import durable
-from dpcert.store.durable import canonical_json, sha256_hex
+from dpcert.store.durable import canonical_json, readable_json, sha256_hex
 from dpcert.store.metrics import read_metrics
 from dpcert.store.records import AttackRow, CertificateRow, CurveRow, RobustRow, SampleRow, header, read_rows, text_of
 from dpcert.store.runs import RunDirectory
@@ -342,7 +341,7 @@ FACTS = {"sigma": 0.5, "n0": 100, "n": 1000, "alpha": 0.001, "model_sha256": "0"
 
 def _sidecar(facts: object) -> bytes:
     check = {"check": sha256_hex(canonical_json(facts).encode())}
-    return durable._readable({**facts, **check} if isinstance(facts, dict) else facts)
+    return readable_json({**facts, **check} if isinstance(facts, dict) else facts)
 
 
 def _sidecar_seeds(folder: Path) -> list[bytes]:

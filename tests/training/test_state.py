@@ -47,6 +47,21 @@ def test_a_state_from_before_config_and_curve_were_noted_goes_on(tmp_path):
     assert load_checkpoint(directory, *made()) == Resumed(3, "head", Origin("identity", None), [])
 
 
+@pytest.mark.parametrize("changes", [{"step": True}, {"step": 3.0}, {"sha256": None}, {"config_sha256": 5}, {"more": 1}])
+def test_a_state_of_other_kinds_is_refused_even_if_its_checksum_is_right(tmp_path, changes):
+    directory = RunDirectory(tmp_path)
+    directory.create()
+    save_checkpoint(directory, 1, *made(), "head", Origin("identity", None))
+    forged = {**json.loads(directory.state.read_text()), **changes}
+    forged["checkpoint"] = f"checkpoint-{forged['step']}.safetensors"
+    (directory.private / "checkpoint-1.safetensors").rename(directory.private / forged["checkpoint"])
+    del forged["check"]
+    forged["check"] = sha256_hex(canonical_json(forged).encode())
+    directory.state.write_text(canonical_json(forged) + "\n")
+    with pytest.raises(RunError, match="is damaged"):
+        load_checkpoint(directory, *made())
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.create()

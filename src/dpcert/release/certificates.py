@@ -1,6 +1,5 @@
 """Rows of certificates against what is said about them: their model, their own votes, the figures made from them."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -13,7 +12,7 @@ from ..certification.metrics import Estimate, average_certified_radius, certifie
 from ..certification.smooth import ABSTAIN
 from ..certification.sweep import PER_INPUT, SIMULTANEOUS, Request
 from ..errors import VerifyError
-from ..store.durable import canonical_json, sha256_hex
+from ..store.durable import canonical_json, parse_json, sha256_hex
 from ..store.records import AnyRow, CertificateRow, RobustRow, header, row_of
 
 Content = Mapping[str, bytes]
@@ -28,12 +27,8 @@ class NotCheckedError(Exception):
 
 def json_object(data: bytes, origin: str) -> dict[str, Any]:
     """A JSON object with finite numbers."""
-
-    def refuse(word: str) -> float:
-        raise ValueError(f"it holds {word}")
-
     try:
-        value = json.loads(data, parse_constant=refuse)
+        value = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise VerifyError(f"{origin} is not JSON ({error}); restore it from a copy") from error
     if not isinstance(value, dict):

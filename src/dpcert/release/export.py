@@ -6,7 +6,6 @@ key); the key of the certification noise; figures and rows of held-out training 
 how long training took, which is a function of the training data that no noise was added to.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,7 +15,7 @@ from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement
 from ..report.html import render
 from ..report.tables import RunFacts, read_run
-from ..store.durable import canonical_json, sha256_hex
+from ..store.durable import checked_json, readable_json, sha256_hex
 from ..store.runs import RunDirectory, is_of_validation
 from .certificates import json_object
 from .files import (
@@ -80,7 +79,7 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
     content = {
         CONFIG: files[CONFIG],
         LEDGER: evidence.ledger.without_macs(),
-        METRICS: _pretty(metrics),
+        METRICS: readable_json(metrics),
         MODEL: files[MODEL],
         STATEMENT: f"{evidence.statement}\n".encode(),
     }
@@ -96,7 +95,7 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
         digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
         content[REPORT] = render([replace(_in_bundle(facts), metrics=metrics, certified=shown, files=digests)]).encode()
     digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
-    content[MANIFEST] = _pretty({"format": FORMAT, "sha256": digests})
+    content[MANIFEST] = readable_json({"format": FORMAT, "sha256": digests})
     return content
 
 
@@ -129,7 +128,7 @@ def _public_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
 def _public_sidecar(data: bytes, name: str) -> bytes:
     """The facts of a certification without the key of its noise; the checksum is made anew."""
     facts = {key: value for key, value in json_object(data, name).items() if key not in (*_SECRET_FACTS, "check")}
-    return _pretty({**facts, "check": sha256_hex(canonical_json(facts).encode())})
+    return checked_json(facts)
 
 
 def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, str]:
@@ -146,7 +145,3 @@ def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, s
         else:
             reasons[file.name] = "has no place in a bundle"
     return reasons
-
-
-def _pretty(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

@@ -129,11 +129,16 @@ def cannot_write(path: Path, error: OSError) -> RunError:
 def read_json(path: Path, *, what: str) -> Any:
     """A JSON file, or a `RunError` that names it."""
     try:
-        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        return parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise RunError(f"{what} {path} is missing") from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{what} {path} cannot be read: {error}; restore it from a copy") from error
+
+
+def parse_json(data: bytes) -> Any:
+    """JSON as the standard has it: NaN and Infinity are a `ValueError`."""
+    return json.loads(data, parse_constant=_refuse_constant)
 
 
 def _refuse_constant(word: str) -> Any:
@@ -141,8 +146,13 @@ def _refuse_constant(word: str) -> Any:
 
 
 def write_checked_json(path: Path, value: dict[str, Any]) -> None:
-    """A JSON object a person can read, with a checksum as its last key, written atomically."""
-    write_atomically(path, _readable({**value, "check": sha256_hex(canonical_json(value).encode())}))
+    """`checked_json`, written atomically."""
+    write_atomically(path, checked_json(value))
+
+
+def checked_json(value: dict[str, Any]) -> bytes:
+    """A JSON object a person can read, with a checksum as its last key."""
+    return readable_json({**value, "check": sha256_hex(canonical_json(value).encode())})
 
 
 def read_checked_json(path: Path, *, what: str, remedy: str, unchecked_keys: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -159,13 +169,14 @@ def read_checked_json(path: Path, *, what: str, remedy: str, unchecked_keys: fro
         intact = isinstance(value, dict) and check == sha256_hex(canonical_json(value).encode())
     except (ValueError, RecursionError):  # an infinity, or nested too deeply to be ours
         intact = False
-    if not intact or path.read_bytes() != _readable({**value, "check": check}):
+    if not intact or path.read_bytes() != readable_json({**value, "check": check}):
         raise RunError(f"{what} {path} is damaged (its checksum is wrong); {remedy}")
     assert isinstance(value, dict)
     return value
 
 
-def _readable(value: Any) -> bytes:
+def readable_json(value: Any) -> bytes:
+    """JSON a person can read."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 

@@ -22,11 +22,8 @@ from ..store.runs import RunDirectory
 from .curve import Point
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
-_STATE_TYPES = {
-    **{"step": int, "checkpoint": str, "sha256": str, "ledger_head": str, "data_identity": str},
-    "config_sha256": str | None,
-    "curve": list,
-}
+_TEXTS = ("checkpoint", "sha256", "ledger_head", "data_identity")
+_STATE_TYPES = {"step": (int,), **dict.fromkeys(_TEXTS, (str,)), "config_sha256": (str, type(None)), "curve": (list,)}
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
         state = {"config_sha256": None, "curve": [], **state}  # a run begun before these were noted can go on
         intact = intact and state.keys() == _STATE_TYPES.keys()
-        intact = intact and all(isinstance(state[name], kind) for name, kind in _STATE_TYPES.items())
+        intact = intact and all(type(state[name]) in kinds for name, kinds in _STATE_TYPES.items())  # True is no step
         state["curve"] = [_point(values) for values in state["curve"]]
         intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
