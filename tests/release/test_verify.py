@@ -15,6 +15,7 @@ from dpcert.release.files import PublicFiles, read_public_files
 from dpcert.release.verify import FAILED, NOT_CHECKED, OK, Evidence, _covers, require_verified, verify
 from dpcert.store.durable import canonical_json, sha256_hex
 from dpcert.store.records import CertificateRow, CurveRow, header, read_rows, text_of
+from dpcert.training.curve import spent
 from dpcert.training.state import model_bytes, parse_model
 
 from .conftest import call
@@ -158,6 +159,7 @@ def more_epsilon(run):
     short = {"epsilon": repr(statement.epsilon), "privacy": statement.short}
     edit_model(run, facts={**short, "statement": canonical_json(statement.as_metrics())})
     adopt_model(run)
+    edit_curve(run, lambda rows: [replace(row, epsilon=spent(row.step, statement)) for row in rows])
 
 
 def hidden_seed(run):

@@ -78,6 +78,6 @@ def test_the_page_the_command_and_the_claims_say_the_same(tmp_path):
     assert {name: f"{rank:+.3f}" for name, rank in page.items()} == command
     measured = Shelf({Place("mnist", "dpsgd", 0.5): folder}).certified("mnist", "dpsgd", 0.5)
     groups = drawn_groups(*metric_and_radius(facts.analysed, "lipschitz"), 0.5)
-    middles, logarithms = by_radius(measured, "Lipschitz constant", 0.5)
+    middles, logarithms = by_radius(measured, "lipschitz", 0.5)
     assert middles == pytest.approx([group.middle for group in groups])
     assert logarithms == pytest.approx([math.log10(group.mean) for group in groups])
