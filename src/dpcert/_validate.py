@@ -1,5 +1,6 @@
 """Checks of single values that all speak alike: name, value, bound, remedy."""
 
+import difflib
 import math
 from collections.abc import Collection
 from typing import Any
@@ -59,5 +60,11 @@ def integer_in(
 def one_of(name: str, value: str, known: Collection[str], *, error: type[DpcertError] = ConfigError) -> str:
     """Return `value` if it is a known name; raise `error`, listing the known ones, otherwise."""
     if value not in known:
-        raise error(f"{name} {value!r} is unknown; choose one of: {', '.join(known)}")
+        raise error(f"{name} {shown(value)} is unknown; {meant(value, known)}choose one of: {', '.join(known)}")
     return value
+
+
+def meant(value: str, known: Collection[str]) -> str:
+    """``did you mean ...? `` for a slip of the fingers, nothing for a word that resembles none."""
+    near = difflib.get_close_matches(value[:_LONGEST_SHOWN], known, 1)
+    return f"did you mean {near[0]}? " if near else ""

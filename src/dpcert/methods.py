@@ -187,9 +187,7 @@ def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: boo
 
     `settings` are those of its parts, e.g. ``stability_gamma=1.0`` or ``smoothadv_radius=0.5``.
     """
-    if name not in METHODS:
-        raise ConfigError(f"method {name!r} is unknown; choose one of: {', '.join(METHODS)}")
-    row = METHODS[name]
+    row = METHODS[one_of("method", name, METHODS)]
     return combine(
         views=row.views,
         regulariser=row.regulariser,

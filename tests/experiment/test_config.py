@@ -40,6 +40,15 @@ def test_an_unknown_preset_is_named(preset):
         resolve(preset, {})
 
 
+def test_a_slip_of_the_fingers_is_answered_with_the_name_that_was_meant():
+    with pytest.raises(ConfigError, match="did you mean mnist/dp-gaussian\\?"):
+        resolve("mnist/dp-gausian", {})
+    with pytest.raises(ConfigError, match="did you mean dp-macer\\?"):
+        resolve("mnist/dpsgd", {"method.name": "dp-macr"}).build_method()
+    with pytest.raises(ConfigError, match="'zzz' is unknown; dpcert presets"):
+        resolve("zzz", {})
+
+
 def test_presets_hold_the_papers_settings():
     mnist, fashion = resolve("mnist/dp-gaussian", {}), resolve("fashion-mnist/dp-gaussian", {})
     assert (mnist.train.learning_rate, mnist.train.batch_size, mnist.train.epochs, mnist.train.momentum) == (0.5, 512, 40, 0.9)

@@ -150,7 +150,7 @@ def test_all_leaves_the_larger_grids_and_other_data_sets_out():
     ("call", "words"),
     [
         (lambda: targets_of(["tabel1"]), "target 'tabel1' is unknown; did you mean table1?.*figure-fgsm, .*all"),
-        (lambda: targets_of(["zzz"]), "target 'zzz' is unknown; choose among: table1"),
+        (lambda: targets_of(["zzz"]), "target 'zzz' is unknown; choose one of: table1"),
         (
             lambda: targets_of(["figure-radii"], ["fashion-mnist"]),
             "figure-radii is about mnist, --dataset is fashion-mnist; leave",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .._validate import shown
+from .._validate import one_of, shown
 from ..errors import ConfigError
 from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
@@ -133,9 +133,7 @@ class Config(_Section):
     def build_method(self) -> Method:
         """The method as an object: the row of its name, with the parts that the config states itself."""
         chosen = self.method
-        row = METHODS.get(chosen.name)
-        if row is None and chosen.name != "custom":
-            raise ConfigError(f"method.name {chosen.name!r} is unknown; choose one of: {', '.join(METHODS)}, custom")
+        row = METHODS.get(one_of("method.name", chosen.name, (*METHODS, "custom")))
         known = {"views": tuple(VIEWS), "regulariser": tuple(REGULARISERS), "clip": tuple(CLIP_RULES)}
         parts: dict[str, str] = {}
         for part, words in known.items():

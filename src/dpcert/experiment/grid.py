@@ -1,10 +1,10 @@
 """What the paper's tables and figures are made of: a cell is one training run, a target is a row of a table of cells."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._validate import one_of
 from ..errors import ConfigError
 from ..methods import METHODS
 from ..published import BASELINES, COMPARED, SIGMAS
@@ -175,11 +175,7 @@ def targets_of(names: Sequence[str], datasets: Sequence[str] = DATASETS) -> list
     for name in names:
         if name == "all":
             chosen |= {key: target for key, target in TARGETS.items() if target.in_all and _about(target, datasets)}
-        elif name not in TARGETS:
-            near = difflib.get_close_matches(name, [*TARGETS, "all"], 1, cutoff=0.5)
-            meant = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"target {name!r} is unknown; {meant}choose among: {', '.join(TARGETS)}, all")
-        elif not _about(TARGETS[name], datasets):
+        elif not _about(TARGETS[one_of("target", name, (*TARGETS, "all"))], datasets):
             about = " and ".join(TARGETS[name].datasets)
             raise ConfigError(f"{name} is about {about}, --dataset is {datasets[0]}; leave --dataset out")
         else:
@@ -196,8 +192,7 @@ def datasets_of(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name in ("cifar10", "cifar-10"):
             raise ConfigError("data set 'cifar10' is not run here: it comes in a later issue; choose mnist or fashion-mnist")
-        if name not in DATASETS:
-            raise ConfigError(f"data set {name!r} is unknown; choose one of: {', '.join(DATASETS)}")
+        one_of("data set", name, DATASETS)
     return [name for name in DATASETS if not names or name in names]
 
 

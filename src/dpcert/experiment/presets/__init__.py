@@ -4,6 +4,7 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+from ..._validate import meant, shown
 from ...errors import ConfigError
 from ...methods import METHODS
 from ..config import override
@@ -20,7 +21,8 @@ def names() -> list[str]:
 def tables(name: str, sigma: float | None = None) -> dict[str, Any]:
     """The tables of one preset, only what differs from the defaults; some settings depend on `sigma` (0.5 without one)."""
     if name not in names():
-        raise ConfigError(f"preset {name!r} is unknown; dpcert presets lists them (a config file must end in .toml)")
+        hint = meant(name, names())
+        raise ConfigError(f"preset {shown(name)} is unknown; {hint}dpcert presets lists them (a config file must end in .toml)")
     dataset, method = name.split("/")
     content = tomllib.loads(resources.files(__package__).joinpath(f"{dataset}.toml").read_text(encoding="utf-8"))
     own = content.pop("methods", {}).get(method, {})
