@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpcert.report.html import _drawings, write_report
+from dpcert.report.html import _drawings, render, write_report
 from dpcert.report.tables import read_run
 from dpcert.report.theme import SERIES, stroke
-from tests.report.conftest import RESULTS
+from tests.report.conftest import RUNS
 
 NAMES = {
     "certified_accuracy", "radii", "p_lower", "attacks_l2", "attacks_linf", "training_accuracy", "training_gradient_norm",
@@ -43,7 +43,7 @@ def test_the_legend_is_below_the_curves_however_many_runs(complete):
     for count in (1, 13):
         named = [(f"a run with a long name, number {place}", replace(facts)) for place in range(count)]
         for drawing in _drawings(named).values():
-            if len(drawing.legend) > 1:
+            if drawing.has_legend:
                 figure = drawing.figure(legend=True)
                 assert not overlaps(figure), (drawing.name, count)
                 assert figure.axes[0].get_window_extent().height > 100
@@ -53,6 +53,14 @@ def test_the_legend_is_below_the_curves_however_many_runs(complete):
     assert overlaps(figure)  # the twin: a legend inside is seen
 
 
+def test_a_single_attack_is_named_and_a_single_training_curve_is_not(complete):
+    """Which attack it was is nowhere else on the page; which run it was is."""
+    facts = read_run(complete)
+    fgsm = replace(facts, attacks=[row for row in facts.attacks if row.attack == "fgsm"])
+    assert "</svg>fgsm on the base model</li>" in render([fgsm])
+    assert not _drawings([("run", facts)])["training_accuracy"].has_legend
+
+
 def test_many_runs_have_strokes_of_their_own():
     strokes = [stroke("", place) for place in range(4 * len(SERIES))]
     assert len({(s.colour, s.dash) for s in strokes}) == len(strokes)
@@ -60,7 +68,7 @@ def test_many_runs_have_strokes_of_their_own():
 
 def test_the_certified_curve_is_drawn_from_the_rows():
     """The line of the figure against counts of the rows, at the radii it is drawn at."""
-    facts = read_run(RESULTS / "mnist-dp-gaussian")
+    facts = read_run(RUNS / "mnist-dp-gaussian")
     figure = _drawings([("run", facts)])["certified_accuracy"].figure(legend=False)
     line = figure.axes[0].lines[0]
     rows = facts.certified[0].rows
@@ -71,7 +79,7 @@ def test_the_certified_curve_is_drawn_from_the_rows():
 
 
 def test_bars_add_up_to_all_images():
-    facts = read_run(RESULTS / "mnist-dp-gaussian")
+    facts = read_run(RUNS / "mnist-dp-gaussian")
     for name in ("radii", "p_lower"):
         axes = _drawings([("run", facts)])[name].figure(legend=False).axes[0]
         assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100.0)

@@ -16,7 +16,7 @@ from dpcert.report.html import _drawings, render
 from dpcert.report.tables import read_run
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import CertificateRow, CurveRow, header, read_rows, text_of
-from tests.report.conftest import CERTIFICATES, RESULTS, complete_run, curve_rows, write_rows
+from tests.report.conftest import CERTIFICATES, RUNS, complete_run, curve_rows, write_rows
 from tests.report.reading import Page, table, wrong_numbers
 
 # ------------------------------------------------------------------ numbers
@@ -146,7 +146,7 @@ def test_twin_an_outside_link_is_caught(page, fault):
 
 def test_names_from_outside_stay_text():
     hostile = "<script>alert(1)</script>&\"'"
-    facts = read_run(RESULTS / "mnist-dp-gaussian")
+    facts = read_run(RUNS / "mnist-dp-gaussian")
     metrics = {
         **facts.metrics,
         "dataset": hostile,
@@ -234,13 +234,13 @@ def test_every_method_has_words():
 
 
 def test_a_run_that_is_not_private_never_shows_a_finite_epsilon(without_figures):
-    text = render([read_run(RESULTS / "mnist-regular")])
+    text = render([read_run(RUNS / "mnist-regular")])
     claims = text.partition("<h2>Settings</h2>")[0]
     assert "ε = ∞" in claims and "Nothing is promised" in claims and not re.search(r"(epsilon|ε) = \d", claims)
 
 
 def test_classes_have_names_where_the_data_set_is_public():
-    facts = read_run(RESULTS / "fashion-mnist-dp-gaussian")
+    facts = read_run(RUNS / "fashion-mnist-dp-gaussian")
     assert words.class_name(facts, 6) == "6 (shirt)" and words.class_name(facts, 11) == "11"
     own = replace(facts, config=facts.config.replace("[data]", '[data]\npath = "fashion-mnist.npz"'))
     assert words.class_name(own, 6) == "6"
@@ -252,7 +252,7 @@ def test_classes_have_names_where_the_data_set_is_public():
 def test_runs_side_by_side(comparison):
     parsed = Page(comparison)
     for place, name in enumerate(("mnist-dp-gaussian", "mnist-dpsgd", "mnist-regular")):
-        rows = table(RESULTS / name / CERTIFICATES)
+        rows = table(RUNS / name / CERTIFICATES)
         acr = sum(float(row["radius"]) * int(row["correct"]) for row in rows) / len(rows)
         shown = [e for e in parsed.with_key("acr") + parsed.with_key("card_acr") if e.around.get("data-run") == str(place)]
         assert len(shown) == 2 and all(float(e.attributes["data-value"]) == pytest.approx(acr, abs=1e-9) for e in shown)
@@ -263,12 +263,12 @@ def test_runs_side_by_side(comparison):
 
 
 def test_runs_of_different_data_sets_are_marked(without_figures):
-    text = render([read_run(RESULTS / "mnist-dp-gaussian"), read_run(RESULTS / "fashion-mnist-dp-gaussian")])
+    text = render([read_run(RUNS / "mnist-dp-gaussian"), read_run(RUNS / "fashion-mnist-dp-gaussian")])
     assert 'data-mark="datasets"' in text and "fashion-mnist, mnist" in text
 
 
 def test_names_tell_runs_apart():
-    one, other = read_run(RESULTS / "mnist-dp-gaussian"), read_run(RESULTS / "mnist-dpsgd")
+    one, other = read_run(RUNS / "mnist-dp-gaussian"), read_run(RUNS / "mnist-dpsgd")
     assert words.run_names([one]) == ["dp-gaussian on mnist"] and words.run_names([one, other]) == ["dp-gaussian", "dpsgd"]
     seeds = [replace(one, path=Path("results/a")), replace(one, path=Path("results/a-seed1")), other]
     assert words.run_names(seeds) == ["a", "a-seed1", "dpsgd"]
@@ -327,7 +327,7 @@ def test_certified_and_attacked_curves_are_of_one_sigma(complete, without_figure
 
 
 def test_the_promise_leaves_out_records_that_were_held_out():
-    facts = read_run(RESULTS / "mnist-dp-gaussian")
+    facts = read_run(RUNS / "mnist-dp-gaussian")
     assert "held out" not in words.promised(facts)
     for value, said in (("5000", "but the 5,000 records held out for validation"), ('"many"', "in the training data: ")):
         config = facts.config.replace("validation = 0", "").replace("[data]", f"[data]\nvalidation = {value}")

@@ -261,7 +261,7 @@ def attack_l2(runs: Named) -> Drawing | None:
     legend = [s for s, _ in proved] + [s for s, _ in lines]
     beside = " beside the certified accuracy" if proved else ""
     shows = f"Accuracy under PGD attacks in L2{beside}. {_spoken_attacks(lines)}."
-    return Drawing("attacks_l2", shows, draw, legend, height=290.0) if lines else None
+    return Drawing("attacks_l2", shows, draw, legend, height=290.0, names_its_only_line=True) if lines else None
 
 
 def attack_linf(runs: Named) -> Drawing | None:
@@ -277,7 +277,8 @@ def attack_linf(runs: Named) -> Drawing | None:
         _log_scale(axes, "x", [row.strength for _, rows in lines for row in rows])
 
     shows = f"Accuracy under FGSM and PGD attacks in L-inf. {_spoken_attacks(lines)}."
-    return Drawing("attacks_linf", shows, draw, [s for s, _ in lines], height=290.0) if lines else None
+    legend = [s for s, _ in lines]
+    return Drawing("attacks_linf", shows, draw, legend, height=290.0, names_its_only_line=True) if lines else None
 
 
 def _attack_lines(runs: Named, attacks: tuple[str, ...]) -> list[tuple[Stroke, list[AttackRow]]]:
@@ -326,7 +327,7 @@ def _log_scale(axes: Any, which: str, values: Sequence[float]) -> None:
 
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    wide = bool(values) and max(values) > 30 * min(values)
+    wide = bool(values) and max(values) > 300 * min(values)
     axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -73,13 +73,19 @@ class Drawing:
     legend: list[Stroke] = field(default_factory=list)
     height: float = 285.0
     width: float = WIDE
+    names_its_only_line: bool = False  # else a single line has no legend: the page has said what run it is about
+
+    @property
+    def has_legend(self) -> bool:
+        """Whether the legend tells a reader something."""
+        return len(self.legend) > 1 or (self.names_its_only_line and bool(self.legend))
 
     def figure(self, *, legend: bool) -> Any:
         """The figure; a page has a legend of its own beside it, a file has it below the axes, never on the curves."""
         import matplotlib
         from matplotlib.figure import Figure
 
-        extra = (0.25 + 0.24 * len(self.legend)) * _POINTS_PER_INCH if legend and len(self.legend) > 1 else 0.0
+        extra = (0.25 + 0.24 * len(self.legend)) * _POINTS_PER_INCH if legend and self.has_legend else 0.0
         with matplotlib.rc_context(_STYLE):
             size = (self.width / _POINTS_PER_INCH, (self.height + extra) / _POINTS_PER_INCH)
             figure = Figure(figsize=size, layout="constrained")
