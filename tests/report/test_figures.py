@@ -57,7 +57,7 @@ def test_a_single_attack_is_named_and_a_single_training_curve_is_not(complete):
     """Which attack it was is nowhere else on the page; which run it was is."""
     facts = read_run(complete)
     fgsm = replace(facts, attacks=[row for row in facts.attacks if row.attack == "fgsm"])
-    assert "</svg>fgsm on the base model</li>" in render([fgsm])
+    assert "</svg>fgsm on the base model, 500 images</li>" in render([fgsm])
     assert not _drawings([("run", facts)])["training_accuracy"].has_legend
 
 

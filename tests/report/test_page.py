@@ -13,6 +13,7 @@ import pytest
 from dpcert.methods import METHODS
 from dpcert.report import words
 from dpcert.report.html import _drawings, render
+from dpcert.report.statistics import largest_radius
 from dpcert.report.tables import read_run
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import CertificateRow, CurveRow, header, read_rows, text_of
@@ -221,7 +222,8 @@ def test_contrast_in_light_and_dark(page):
 def test_the_header_says_what_was_trained_promised_how_robust_and_where_it_fails(page):
     said = " ".join(e.text for e in Page(page).elements if e.tag == "dd")
     for words_of_it in ("60,000 training images of MNIST", "2 noisy copies", "ε = 3.00", "δ = 1e-05", "97.67 %", "92.6 %", "1.247",
-                        "weakest on class 9", "15 got a wrong answer and 10 none"):  # fmt: skip
+                        "class 9 is the weakest", "15 got a wrong answer and 10 none", "plus δ", "of 1.246 (within our 95 % interval)",
+                        "94.7 % certified at 0.25 (within our 95 % interval)", "0 where the answer is wrong or none"):  # fmt: skip
         assert words_of_it in said
 
 
@@ -244,6 +246,29 @@ def test_classes_have_names_where_the_data_set_is_public():
     assert words.class_name(facts, 6) == "6 (shirt)" and words.class_name(facts, 11) == "11"
     own = replace(facts, config=facts.config.replace("[data]", '[data]\npath = "fashion-mnist.npz"'))
     assert words.class_name(own, 6) == "6"
+
+
+def test_what_alpha_means_is_said_of_the_certificates_that_are_shown():
+    c = read_run(RUNS / "mnist-dp-gaussian").certified[0]
+    together = replace(c, figures={**c.figures, "alpha_is": "simultaneous", "together": 500, "alpha_each": 0.001 / 500})
+    alone, joint = words.how_they_hold([c]), words.how_they_hold([together])
+    assert "taken singly" in alone and "99.9 %" in alone and "together" not in alone
+    assert "hold together with probability at least 99.9 %" in joint and "singly" not in joint
+    both = words.how_they_hold([c, together])
+    assert alone in both and joint in both
+    assert float(c.radius.max()) == pytest.approx(largest_radius(c.figures), abs=1e-6)  # some image has all votes
+    assert largest_radius(together.figures) < largest_radius(c.figures)
+    assert "cannot certify more than 1.59" in words.where_it_ends(c)
+
+
+def test_the_papers_figure_stands_against_our_interval():
+    facts = read_run(RUNS / "mnist-dp-gaussian")
+    c = facts.certified[0]
+    for interval, word in (([1.0, 1.1], "above"), ([1.3, 1.4], "below"), ([1.2, 1.3], "within")):
+        other = replace(facts, certified=[replace(c, figures={**c.figures, "acr_interval": interval})])
+        assert f"average certified radius of 1.246 ({word} our 95 % interval)" in words.compared(other)
+    unknown = replace(facts, metrics={**facts.metrics, "method": "own"})
+    assert words.compared(unknown) == "" and "Compared" not in words.in_words(unknown)
 
 
 # ------------------------------------------------------------------ several runs
@@ -317,7 +342,7 @@ def test_certified_and_attacked_curves_are_of_one_sigma(complete, without_figure
     """A smoothed attack at another sigma, or one on the base model only, has no certified curve beside it."""
     facts = read_run(complete)
     labels = {s.label for s in _drawings([("run", facts)])["attacks_l2"].legend}
-    assert "certified, σ = 0.5" in labels and "certified curve and the attacked" in render([facts])
+    assert "certified, σ = 0.5, 500 images" in labels and "certified curve and the attacked" in render([facts])
     other = [replace(row, sigma=0.25) if row.target == "smoothed" else row for row in facts.attacks]
     base = [row for row in facts.attacks if row.target == "base"]
     for rows in (other, base):
@@ -329,7 +354,7 @@ def test_certified_and_attacked_curves_are_of_one_sigma(complete, without_figure
 def test_the_promise_leaves_out_records_that_were_held_out():
     facts = read_run(RUNS / "mnist-dp-gaussian")
     assert "held out" not in words.promised(facts)
-    for value, said in (("5000", "but the 5,000 records held out for validation"), ('"many"', "in the training data: ")):
+    for value, said in (("5000", "but the 5,000 records held out for validation"), ('"many"', "of the training data: ")):
         config = facts.config.replace("validation = 0", "").replace("[data]", f"[data]\nvalidation = {value}")
         assert said in words.promised(replace(facts, config=config))
 

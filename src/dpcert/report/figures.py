@@ -24,7 +24,8 @@ def certified_accuracy_curve(runs: Named) -> Drawing:
     papers = [(s, run.paper(c.figures["sigma"])) for s, run, c in lines]
     legend = [s for s, *_ in lines]
     if any(point is not None for _, point in papers):
-        legend.append(Stroke("◆ the paper, at radius 0.25", INK, marker="D"))
+        colour = lines[0][0].colour if len(lines) == 1 else INK
+        legend.append(Stroke("◆ the paper, at radius 0.25", colour, marker="D"))
 
     def draw(axes: Any) -> None:
         furthest = max([0.25, *(float(c.radius.max()) for *_, c in lines)]) * 1.03
@@ -77,7 +78,7 @@ def p_lower(runs: Named) -> Drawing:
     """The lower bounds of p_A: how sure the votes were. The axis gives each further nine of 0.999... the same room."""
     nines = {-np.log10(1 - p): f"{p:g}" for p in (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)}
     return _distribution(
-        runs, "p_lower", "lower bound of p_A, the share of votes",
+        runs, "p_lower", "lower bound of the leading class’s share of votes",
         lambda c: -np.log10(np.maximum(1.0 - np.array([row.p_lower for row in c.rows]), 1e-9)), min(nines), nines,
     )  # fmt: skip
 
@@ -141,7 +142,7 @@ def training_curves(runs: Named) -> list[Drawing]:
     noised = [(name, run if run.metrics["privacy"].get("noise_multiplier") else replace(run, curve=[])) for name, run in runs]
     drawings = [
         _by_epoch(runs, "training_accuracy", "test accuracy (%)", _accuracy_in_percent),
-        _by_epoch(noised, "training_gradient_norm", "norm of the noised gradient", _noised_norm, log=True),
+        _by_epoch(noised, "training_gradient_norm", "norm of the noised gradient", _noised_norm),
         _by_epoch(runs, "training_epsilon", "ε spent so far", lambda row: row.epsilon),
     ]
     return [drawing for drawing in drawings if drawing.legend]
@@ -159,11 +160,11 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _by_epoch(runs: Named, name: str, label: str, value: Callable[[CurveRow], float], log: bool = False) -> Drawing:
+def _by_epoch(runs: Named, name: str, label: str, value: Callable[[CurveRow], float]) -> Drawing:
     lines = []
     for place, (run_name, run) in enumerate(runs):
         points = [(row.epoch, value(row)) for row in run.curve]
-        points = [(x, y) for x, y in points if np.isfinite(y) and (y > 0 or not log)]
+        points = [(x, y) for x, y in points if np.isfinite(y)]
         if points:
             lines.append((stroke(run_name, place), points))
 
@@ -172,9 +173,7 @@ def _by_epoch(runs: Named, name: str, label: str, value: Callable[[CurveRow], fl
             axes.plot([x for x, _ in points], [y for _, y in points], **s.line)
         axes.set(xlabel="epoch", ylabel=label)
         axes.set_xlim(left=0)
-        if log:
-            _log_scale(axes, "y", [y for _, points in lines for _, y in points])
-        elif label.endswith("(%)"):
+        if label.endswith("(%)"):
             axes.set_ylim(top=min(100.5, axes.get_ylim()[1]))
         else:
             axes.set_ylim(bottom=0)
@@ -244,7 +243,7 @@ def attack_l2(runs: Named) -> Drawing | None:
     for place, (name, run) in enumerate(runs):
         sigmas = sorted({row.sigma for row in run.attacks if row.attack == "pgd-l2" and row.sigma is not None})
         for other, c in enumerate(c for sigma in sigmas if (c := run.certified_at(sigma)) is not None):
-            word = f"certified, σ = {c.figures['sigma']:g}"
+            word = f"certified, σ = {c.figures['sigma']:g}, {len(c.rows)} images"
             s = stroke(word, 0, dash=other) if len(runs) == 1 else stroke(f"{name}: {word}", place, dash=other)
             proved.append((s, c))
     furthest = max(
@@ -288,8 +287,9 @@ def _attack_lines(runs: Named, attacks: tuple[str, ...]) -> list[tuple[Stroke, l
         rows = sorted((row for row in run.attacks if row.attack in attacks), key=lambda row: row.strength)
         kinds = sorted({(row.attack, row.target, row.sigma or 0.0) for row in rows})
         for other, (attack, target, sigma) in enumerate(kinds):
-            words = f"{attack} on the {target} model" + (f", σ = {sigma:g}" if sigma else "")
             own = [row for row in rows if (row.attack, row.target, row.sigma or 0.0) == (attack, target, sigma)]
+            words = f"{attack} on the {target} model" + (f", σ = {sigma:g}" if sigma else "")
+            words += f", {' or '.join(str(count) for count in sorted({row.examples for row in own}))} images"
             marker = "s" if target == "smoothed" else "o"
             alone = len(runs) == 1
             s = stroke(words, other + 1, marker=marker) if alone else stroke(f"{name}: {words}", place, other + 1, marker)

@@ -92,6 +92,8 @@ def render(runs: list[RunFacts]) -> str:
         headline=words.HEADLINE_RADIUS,
         metric_names=METRICS,
         promises=_promises(views),
+        how_they_hold=words.how_they_hold([c for run in runs for c in run.of_test]),
+        where_it_ends=words.where_it_ends,
         differing=words.differing_settings(runs) if len(runs) > 1 else [],
         datasets=sorted({run.metrics["dataset"] for run in runs}),
     )
@@ -158,11 +160,11 @@ def _groups(run: RunFacts, main: Certified, most: int) -> list[_Group]:
 
 
 def _radii_of_table(certified: Sequence[Certified]) -> list[str]:
-    """The radii of the figures in metrics.json, up to the first at which nothing is certified any more."""
+    """The radii of the figures in metrics.json, up to the last at which something is certified."""
     reached: dict[str, Any] = {}
     for c in certified:
         for radius, share in c.figures["certified_accuracy"].items():
             reached[radius] = max(reached.get(radius, 0.0), share)
     radii = sorted(reached, key=float)
     last = max((place for place, radius in enumerate(radii) if reached[radius] > 0), default=0)
-    return radii[: last + 2]
+    return radii[: last + 1]

@@ -2,12 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..analysis.correlate import Correlation, certified_radius_of_label, correlation
+from ..certification.bounds import certified_radius, lower_confidence_bound
 from ..store.records import METRICS, CertificateRow, SampleRow
 
 ABSTAIN = -1
@@ -41,6 +43,12 @@ def by_class(rows: Sequence[CertificateRow], radii: Sequence[float]) -> list[Cla
 def weakest(classes: Sequence[ClassFigures], radius: float) -> ClassFigures | None:
     """The class with the smallest certified accuracy at `radius`; None where there is nothing to compare."""
     return min(classes, key=lambda c: c.certified[radius]) if len(classes) > 1 else None
+
+
+def largest_radius(figures: Mapping[str, Any]) -> float:
+    """The radius of an image whose votes all agree: no certificate of this sweep can have more."""
+    alpha = figures.get("alpha_each", figures["alpha"])
+    return certified_radius(lower_confidence_bound(figures["n"], figures["n"], alpha), figures["sigma"])
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class ExampleGroup:
     why: str
     rows: list[CertificateRow]
     of: int  # how many there are altogether
+    among: str  # of what
 
 
 def example_groups(rows: Sequence[CertificateRow], most: int) -> list[ExampleGroup]:
@@ -89,13 +98,14 @@ def example_groups(rows: Sequence[CertificateRow], most: int) -> list[ExampleGro
     weak = sorted(right, key=lambda row: (row.radius, row.idx))
     confident = sorted(wrong, key=lambda row: (-row.radius, row.idx))
     undecided = sorted(silent, key=lambda row: (row.p_lower, row.idx))
-    sure = "wrong, and certified all the same"
-    even = "the votes were too even, so the model abstains"
+    sure = "certified all the same, the largest radius first"
+    even = "the votes did not show that the leading class has more than half"
+    nobody = "images without an answer"
     return [
-        ExampleGroup("most-robust", "Most robust", "right, with the largest radius", strongest[:most], len(right)),
-        ExampleGroup("least-robust", "Least robust", "right, but only just", weak[:most], len(right)),
-        ExampleGroup("confidently-wrong", "Confidently wrong", sure, confident[:most], len(wrong)),
-        ExampleGroup("abstained", "No answer", even, undecided[:most], len(silent)),
+        ExampleGroup("most-robust", "Most robust", "the largest radius", strongest[:most], len(right), "right answers"),
+        ExampleGroup("least-robust", "Least robust", "the smallest radius", weak[:most], len(right), "right answers"),
+        ExampleGroup("confidently-wrong", "Wrong", sure, confident[:most], len(wrong), "wrong answers"),
+        ExampleGroup("abstained", "No answer", even, undecided[:most], len(silent), nobody),
     ]
 
 

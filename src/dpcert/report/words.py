@@ -1,12 +1,13 @@
 """The facts of a run in plain sentences, for a reader who knows neither the paper nor the program."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..rounding import ceil_text
-from .statistics import by_class, weakest
-from .tables import RunFacts
+from ..rounding import ceil_text, floor_text
+from .statistics import by_class, largest_radius, weakest
+from .tables import Certified, RunFacts
 
 _PLAIN = "it saw each training image as it is"
 _NOISY = "it saw each training image together with {copies} noisy {copies_word} of it (noise σ = {sigma})"
@@ -15,8 +16,8 @@ _STABLE = " and was asked to answer all of them alike"
 _LARGE = " and was asked for a large certified radius"
 _AGREE = " and was asked that its answers to them agree"
 _OPEN = ", without any protection of privacy"
-_CLIPPED = "; clipped gradients and added noise protect privacy"
-_PSAC = "; adaptively clipped gradients (PSAC) and added noise protect privacy"
+_CLIPPED = "; gradients that are clipped, with noise added to them, protect privacy"
+_PSAC = "; gradients that are clipped adaptively (PSAC), with noise added to them, protect privacy"
 METHOD_WORDS = {
     "regular": _PLAIN + _OPEN,
     "regular-gaussian": _NOISY + _OPEN,
@@ -42,6 +43,8 @@ _CLASSES = {
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
 HEADLINE_RADIUS = 0.25  # where the paper's Table 1 looks
+_PAPER = "The paper (“Augment then Smooth”, TMLR 2024, Table 1)"
+_MOST_SAID = 10.0  # beyond this epsilon a factor says nothing that a reader could use
 
 
 def in_words(run: RunFacts) -> dict[str, str]:
@@ -51,6 +54,7 @@ def in_words(run: RunFacts) -> dict[str, str]:
         "Promised": promised(run),
         "Robust": f"{accurate(run)} {robust(run)}",
         "Fails": failing(run),
+        "Compared": compared(run),
     }
     return {question: answer for question, answer in answers.items() if answer}
 
@@ -95,10 +99,12 @@ def promised(run: RunFacts) -> str:
     held_out, but = run.setting("data", "validation"), ""
     if isinstance(held_out, int) and held_out > 0:
         but = f" but the {held_out:,} records held out for validation, which it does not cover"
+    epsilon = privacy["epsilon"]
+    factor = f" = {ceil_text(math.exp(epsilon), 1)}" if epsilon <= _MOST_SAID else ""
     return (
-        f"Privacy is promised to everyone in the training data{but}: taking any one image out, or putting one in, changes the "
-        f"probability of any result by at most a factor e^ε with ε = {ceil_text(privacy['epsilon'], 2)}, but for a "
-        f"probability of δ = {privacy['delta']:g}."
+        f"Privacy is promised to every single image of the training data{but}: taking it out, or putting one in, makes no "
+        f"result likelier than e^ε{factor} times what it was plus δ (ε = {ceil_text(epsilon, 2)}, δ = {privacy['delta']:g}). "
+        "Someone who gave several images is protected less; test images are not covered."
     )
 
 
@@ -108,7 +114,7 @@ def accurate(run: RunFacts) -> str:
     return (
         "Its accuracy on the test set was not measured."
         if clean is None
-        else f"It is right on {100 * clean:.2f} % of the test images."
+        else f"The network alone is right on {100 * clean:.2f} % of the test images."
     )
 
 
@@ -117,15 +123,16 @@ def robust(run: RunFacts) -> str:
     main = run.main
     if main is None:
         return "Its robustness was not certified."
-    f, sigma = main.figures, f"{main.figures['sigma']:g}"
+    f = main.figures
     at = f["certified_accuracy"].get(f"{HEADLINE_RADIUS:.2f}")
-    text = f"Smoothed with noise σ = {sigma}, it was certified on {f['examples']:,} test images"
+    text = f"The smoothed model, a vote over {f['n']:,} copies of an image with noise σ = {f['sigma']:g}, was certified on "
+    text += f"{f['examples']:,} test images"
     if at is not None:
         text += (
-            f": {100 * at:.1f} % of them are answered rightly and provably stay so however their pixels are changed, "
+            f": {100 * at:.1f} % of them are answered rightly and certified to stay so however their pixels are changed, "
             f"as long as the change is smaller than {HEADLINE_RADIUS} in L2 norm (pixels run from 0 to 1)"
         )
-    return f"{text}. The average certified radius is {f['acr']:.3f}."
+    return f"{text}. The average certified radius, 0 where the answer is wrong or none, is {f['acr']:.3f}."
 
 
 def failing(run: RunFacts) -> str:
@@ -138,10 +145,55 @@ def failing(run: RunFacts) -> str:
     worst = weakest(by_class(main.rows, [HEADLINE_RADIUS]), HEADLINE_RADIUS)
     if worst is None or worst.certified[HEADLINE_RADIUS] == 1:
         return text
-    share = 100 * worst.certified[HEADLINE_RADIUS]
-    text += f" It is weakest on class {class_name(run, worst.label)}, of which {share:.1f} % are certified at {HEADLINE_RADIUS}"
+    certified = round(worst.images * worst.certified[HEADLINE_RADIUS])
+    close = worst.images - certified - worst.wrong - worst.abstained
     often = worst.mistaken_for[0] if worst.mistaken_for else (0, 0)
-    return text + (f"; they are most often mistaken for {class_name(run, often[0])}." if often[1] > 1 else ".")
+    taken = f", mostly taken for {class_name(run, often[0])}" if often[1] > 1 else ""
+    return (
+        f"{text} At radius {HEADLINE_RADIUS} class {class_name(run, worst.label)} is the weakest: {certified} of "
+        f"{worst.images} are certified, {close} are right but nearer to a change of answer, {worst.wrong} wrong{taken}, "
+        f"{worst.abstained} without an answer."
+    )
+
+
+def compared(run: RunFacts) -> str:
+    """What the paper prints for the same method and noise, and whether that is told apart from ours."""
+    main = run.main
+    paper = None if main is None else run.paper(main.figures["sigma"])
+    if main is None or paper is None:
+        return ""
+    f, radius = main.figures, f"{HEADLINE_RADIUS:.2f}"
+    private = " at ε = 3, δ = 1e-5" if run.metrics["privacy"]["private"] else ""
+    text = f"{_PAPER} prints for this method and σ{private} an average certified radius of {paper[1]:.3f}"
+    text += _against(paper[1], f["acr_interval"])
+    if radius in f["certified_accuracy_interval"]:
+        low, high = f["certified_accuracy_interval"][radius]
+        text += f", {paper[2]:.1f} % certified at {HEADLINE_RADIUS}{_against(paper[2], [100 * low, 100 * high])}"
+    return f"{text}, and an accuracy of {paper[0]:.2f} %."
+
+
+def _against(paper: float, interval: Sequence[float | None]) -> str:
+    low, high = interval
+    if low is None or high is None:
+        return ""
+    place = "below" if paper < low else "above" if paper > high else "within"
+    return f" ({place} our 95 % interval)"
+
+
+def how_they_hold(certified: Sequence[Certified]) -> str:
+    """What alpha means for the certificates that are shown."""
+    alphas = sorted({float(c.figures["alpha"]) for c in certified})
+    chance = " or ".join(f"{100 * (1 - alpha):.10g} %" for alpha in alphas)
+    together = [c for c in certified if c.mark]
+    alone = f"Each certificate, taken singly, holds with probability at least {chance}; nothing is said of all of them at once."
+    joint = f"All simultaneous certificates hold together with probability at least {chance}."
+    return joint if len(together) == len(certified) else f"{alone} {joint}" if together else alone
+
+
+def where_it_ends(c: Certified) -> str:
+    """The largest radius these votes can give: the curve ends there whatever the model does."""
+    most = floor_text(largest_radius(c.figures), 3)
+    return f"{c.figures['n']:,} votes with σ = {c.figures['sigma']:g} cannot certify more than {most}, however robust the model"
 
 
 def training_size(run: RunFacts) -> int | None:
