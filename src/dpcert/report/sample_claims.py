@@ -291,8 +291,7 @@ def stability_is_best_under_fgsm(shelf: Shelf, dataset: str, sigma: float) -> Fi
         return None
     best = {s: max(curve[s] for name, curve in found.items() if name != "dp-stability") for s in found["dp-stability"]}
     lead = {strength: found["dp-stability"][strength] - other for strength, other in best.items()}
-    words = ", ".join(f"{100 * value:+.1f} at {strength:g}" for strength, value in lead.items())
-    return Finding(min(lead.values()) >= -_POINT and max(lead.values()) > _POINT, f"points ahead of the best other: {words}")
+    return _ahead(lead, "other")
 
 
 def variants_above_baselines(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
@@ -303,8 +302,12 @@ def variants_above_baselines(shelf: Shelf, dataset: str, sigma: float) -> Findin
     ours = [name for name in VARIANTS if name != "dp-stability"]
     strengths = list(found["dpsgd"])
     lead = {s: min(found[name][s] for name in ours) - max(found[name][s] for name in BASELINES) for s in strengths}
+    return _ahead(lead, "baseline")
+
+
+def _ahead(lead: dict[float, float], of: str) -> Finding:
     words = ", ".join(f"{100 * value:+.1f} at {strength:g}" for strength, value in lead.items())
-    return Finding(min(lead.values()) >= -_POINT and max(lead.values()) > _POINT, f"points ahead of the best baseline: {words}")
+    return Finding(min(lead.values()) >= -_POINT and max(lead.values()) > _POINT, f"points ahead of the best {of}: {words}")
 
 
 def three_variants_alike(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
