@@ -195,7 +195,7 @@ def metrics_by_radius(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[fl
             middles, values = by_radius(run, metric, sigma)
             method = run.place.method
             axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
-        axes.set(xlabel="certified radius", ylabel=f"log10 mean {METRICS[metric]}")
+        axes.set(xlabel="certified radius", ylabel="log10 of the mean")
 
     return _metric_panels(shelf, datasets[0], [COMPARED], sigma, draw)
 
