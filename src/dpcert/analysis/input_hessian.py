@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .._validate import finite_in, integer_in
-from .input_gradient import Losses
 
+Losses = Callable[[Tensor, Tensor], Tensor]  # inputs [b, ...], labels [b] -> the loss of each [b], of that example alone
 Product = Callable[[Tensor], Tensor]  # vectors [b, d] -> H v [b, d]
 
 _STEPS_BETWEEN_LOOKS = 4

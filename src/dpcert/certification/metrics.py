@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds import confidence_interval
+from .bounds import certified_radius, confidence_interval, lower_confidence_bound
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ def reaches(radius: np.ndarray, correct: np.ndarray, at: float) -> np.ndarray:
 def earned_radius(radius: np.ndarray, correct: np.ndarray) -> np.ndarray:
     """The radius of each example, 0 where the class is wrong: what ACR is the mean of."""
     return np.where(correct, radius, 0.0)
+
+
+def largest_radius(n: int, alpha: float, sigma: float) -> float:
+    """The radius of an example whose n votes all agree: no certificate of n votes can have more."""
+    return certified_radius(lower_confidence_bound(n, n, alpha), sigma)
 
 
 def standard_error(values: np.ndarray, times: float = 1.0) -> float:

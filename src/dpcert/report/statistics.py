@@ -2,14 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..analysis.correlate import Correlation, certified_radius_of_label, correlation
-from ..certification.bounds import certified_radius, lower_confidence_bound
 from ..store.records import METRICS, CertificateRow, SampleRow
 
 ABSTAIN = -1
@@ -43,12 +41,6 @@ def by_class(rows: Sequence[CertificateRow], radii: Sequence[float]) -> list[Cla
 def weakest(classes: Sequence[ClassFigures], radius: float) -> ClassFigures | None:
     """The class with the smallest certified accuracy at `radius`; None where there is nothing to compare."""
     return min(classes, key=lambda c: c.certified[radius]) if len(classes) > 1 else None
-
-
-def largest_radius(figures: Mapping[str, Any]) -> float:
-    """The radius of an image whose votes all agree: no certificate of this sweep can have more."""
-    alpha = figures.get("alpha_each", figures["alpha"])
-    return certified_radius(lower_confidence_bound(figures["n"], figures["n"], alpha), figures["sigma"])
 
 
 @dataclass(frozen=True)

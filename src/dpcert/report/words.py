@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..rounding import ceil_text, floor_text
-from .statistics import by_class, largest_radius, weakest
+from ..certification.metrics import largest_radius
+from ..rounding import ceil_text
+from .statistics import by_class, weakest
 from .tables import Certified, RunFacts
 
 _PLAIN = "it saw each training image as it is"
@@ -192,8 +193,9 @@ def how_they_hold(certified: Sequence[Certified]) -> str:
 
 def where_it_ends(c: Certified) -> str:
     """The largest radius these votes can give: the curve ends there whatever the model does."""
-    most = floor_text(largest_radius(c.figures), 3)
-    return f"{c.figures['n']:,} votes with σ = {c.figures['sigma']:g} cannot certify more than {most}, however robust the model"
+    f = c.figures
+    most = ceil_text(largest_radius(f["n"], f.get("alpha_each", f["alpha"]), f["sigma"]), 3)
+    return f"{f['n']:,} votes with σ = {f['sigma']:g} cannot certify more than {most}, however robust the model"
 
 
 def training_size(run: RunFacts) -> int | None:
