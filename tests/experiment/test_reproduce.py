@@ -202,7 +202,7 @@ def test_a_closed_ledger_without_weights_is_rows_only(tmp_path):
     from dpcert.store.runs import RunDirectory
 
     folder = tmp_path / "run"
-    shutil.copytree(Path(__file__).parents[2] / "results" / "mnist-dpsgd", folder)
+    shutil.copytree(Path(__file__).parents[1] / "runs" / "mnist-dpsgd", folder)
     (folder / "model.safetensors").unlink()
     assert holds_rows_only(RunDirectory(folder))
 
@@ -219,7 +219,7 @@ def test_real_children_killed_and_gone_on_with(tmp_path):
     import shutil
 
     cell = Cell("mnist", "dpsgd")
-    shutil.copytree(Path(__file__).parents[2] / "results" / cell.name, tmp_path / cell.name)
+    shutil.copytree(Path(__file__).parents[1] / "runs" / cell.name, tmp_path / cell.name)
     need = Need(cell, (0.25,))
     rows = tmp_path / cell.name / "certificates-sigma0.25.tsv"
     killed: list[int] = []
