@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 
-from dpcert.analysis.correlate import FEWEST, by_radius, certified_radius_of_label, correlation, drawn_groups, split_at
+from dpcert.analysis.correlate import FEWEST, by_radius, correlation, drawn_groups, split_at
+from dpcert.certification.metrics import earned_radius
 
 RANDOM = np.random.default_rng(0)
 RADIUS = RANDOM.uniform(0, 2, 300)
@@ -32,7 +33,7 @@ def test_zeros_count_for_the_rank_only_and_nothing_is_a_nan():
 
 
 def test_the_radius_is_that_of_the_true_label():
-    assert certified_radius_of_label(np.array([1.0, 2.0]), np.array([1, 0])).tolist() == [1.0, 0.0]
+    assert earned_radius(np.array([1.0, 2.0]), np.array([1, 0])).tolist() == [1.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 4)), min_size=1, max_size=40))

@@ -267,6 +267,8 @@ def test_the_papers_figure_stands_against_our_interval():
     for interval, word in (([1.0, 1.1], "above"), ([1.3, 1.4], "below"), ([1.2, 1.3], "within")):
         other = replace(facts, certified=[replace(c, figures={**c.figures, "acr_interval": interval})])
         assert f"average certified radius of 1.246 ({word} our 95 % interval)" in words.compared(other)
+    other = replace(facts, metrics={**facts.metrics, "method": "dp-stability"})
+    assert "another formula" in words.compared(other) and "another formula" not in words.compared(facts)
     unknown = replace(facts, metrics={**facts.metrics, "method": "own"})
     assert words.compared(unknown) == "" and "Compared" not in words.in_words(unknown)
 

@@ -12,11 +12,6 @@ _FEWEST_TO_CORRELATE = 3
 _GROUPS, _MOST_SIGMAS = 10, 3.3  # the largest radius of 10,000 votes is about 3.2 sigma
 
 
-def certified_radius_of_label(radius: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """The radius certified for the *true* label, 0 where the smoothed class is another or none: what ACR is the mean of."""
-    return np.where(correct.astype(bool), radius, 0.0)
-
-
 @dataclass(frozen=True)
 class Correlation:
     """Of log(metric) with the radius. None where it has no meaning: fewer than three examples, or all alike."""

@@ -30,7 +30,7 @@ def reaches(radius: np.ndarray, correct: np.ndarray, at: float) -> np.ndarray:
 
 
 def earned_radius(radius: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """The radius of each example, 0 where the class is wrong: what ACR is the mean of."""
+    """The radius certified for the *true* label, 0 where the smoothed class is another or none: what ACR is the mean of."""
     return np.where(correct, radius, 0.0)
 
 

@@ -8,11 +8,11 @@ import numpy as np
 from torch import Tensor
 
 from .._validate import integer_in
-from ..analysis.correlate import certified_radius_of_label, correlation, split_at
+from ..analysis.correlate import correlation, split_at
 from ..analysis.examples import Analyst, Metrics
 from ..analysis.input_hessian import Lanczos
 from ..analysis.lipschitz import BallSearch
-from ..certification.metrics import even_subset
+from ..certification.metrics import earned_radius, even_subset
 from ..certification.sweep import require_subset
 from ..certification.votes import device_of
 from ..errors import ModelError, RunError
@@ -163,7 +163,7 @@ def splits(rows: Sequence[SampleRow]) -> tuple[tuple[str, ...], list[tuple[str, 
 
 
 def _radii(rows: Sequence[SampleRow]) -> np.ndarray:
-    return certified_radius_of_label(np.array([row.radius for row in rows]), np.array([row.correct for row in rows]))
+    return earned_radius(np.array([row.radius for row in rows]), np.array([row.correct for row in rows]))
 
 
 def _signed(value: float | None) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..analysis.correlate import Correlation, certified_radius_of_label, correlation
+from ..analysis.correlate import Correlation, correlation
+from ..certification.metrics import earned_radius
 from ..store.records import METRICS, CertificateRow, SampleRow
 
 ABSTAIN = -1
@@ -66,7 +67,7 @@ def metric_and_radius(samples: Sequence[SampleRow], metric: str) -> tuple[np.nda
     """A metric and the certified radius of the true label, an entry for each image."""
     radius = np.array([row.radius for row in samples])
     correct = np.array([row.correct for row in samples])
-    return np.array([getattr(row, metric) for row in samples]), certified_radius_of_label(radius, correct)
+    return np.array([getattr(row, metric) for row in samples]), earned_radius(radius, correct)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..certification.metrics import largest_radius
 from ..rounding import ceil_text
+from .paper import OTHER_FORMULA
 from .statistics import by_class, weakest
 from .tables import Certified, RunFacts
 
@@ -163,14 +164,15 @@ def compared(run: RunFacts) -> str:
     paper = None if main is None else run.paper(main.figures["sigma"])
     if main is None or paper is None:
         return ""
-    f, radius = main.figures, f"{HEADLINE_RADIUS:.2f}"
+    f, radius, name = main.figures, f"{HEADLINE_RADIUS:.2f}", run.metrics["method"]
     private = " at ε = 3, δ = 1e-5" if run.metrics["privacy"]["private"] else ""
     text = f"{_PAPER} prints for this method and σ{private} an average certified radius of {paper[1]:.3f}"
     text += _against(paper[1], f["acr_interval"])
     if radius in f["certified_accuracy_interval"]:
         low, high = f["certified_accuracy_interval"][radius]
         text += f", {paper[2]:.1f} % certified at {HEADLINE_RADIUS}{_against(paper[2], [100 * low, 100 * high])}"
-    return f"{text}, and an accuracy of {paper[0]:.2f} %."
+    other = " Its figures are of code that computed another formula than the published one." if name in OTHER_FORMULA else ""
+    return f"{text}, and an accuracy of {paper[0]:.2f} %.{other}"
 
 
 def _against(paper: float, interval: Sequence[float | None]) -> str:
