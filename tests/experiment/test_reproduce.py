@@ -12,7 +12,7 @@ from dpcert.errors import DpcertError
 from dpcert.experiment import reproduce
 from dpcert.experiment.estimate import Estimator
 from dpcert.experiment.grid import Cell, Need
-from dpcert.experiment.pieces import missing
+from dpcert.experiment.pieces import Piece, missing
 from dpcert.experiment.reproduce import Runner
 from tests.grid_fakes import fake_run, radius_of
 
@@ -94,6 +94,18 @@ def test_one_that_fails_is_told_and_the_rest_goes_on_and_the_next_time_it_is_don
     assert [pieces[0].cell for pieces in missing(NEEDS, results, 100)] == [CELLS[0]]
     (stock / f"{how}-mnist-dpsgd").unlink()
     assert runner(results)[0].run(NEEDS) == [] and missing(NEEDS, results, 100) == []
+
+
+def test_the_rest_of_a_piece_does_not_make_the_others_look_short(stock, tmp_path):
+    results = tmp_path / "results"
+    fake_run(results, CELLS[0], {}, seconds=1000.0)
+    (results / CELLS[1].name).mkdir()
+    (results / CELLS[1].name / "ledger.jsonl").write_text("begun by a session before\n")
+    run, _ = runner(results)
+    left = Piece("train", CELLS[2], 100)
+    before = run._estimator.seconds(left)
+    assert run.run([Need(CELLS[1])]) == [] and run._estimator.seconds(left) == before
+    assert run.run([Need(CELLS[2])]) == [] and run._estimator.seconds(left) < before  # a whole one, which took no time
 
 
 def test_jobs_run_side_by_side(stock, tmp_path):

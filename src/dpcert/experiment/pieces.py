@@ -37,13 +37,21 @@ class Piece:
         if self.kind == "train":
             return ["train", *self.cell.options(), "--out", run]
         if self.kind == "certify":
-            begun = (results / self.cell.name / f"certificates-sigma{self.sigma:.2f}.json").exists()
-            seed = [] if begun else ["--seed", str(CERTIFICATION_SEED)]
+            seed = [] if self.has_begun(results) else ["--seed", str(CERTIFICATION_SEED)]
             votes = ["--n0", str(PAPERS_N0), "--n", str(PAPERS_N), "--alpha", str(PAPERS_ALPHA)]
             return ["certify", run, "--sigma", f"{self.sigma:g}", *votes, "--examples", str(self.examples), *seed]
         if self.kind == "analyze":
             return ["analyze", run, "--examples", str(self.examples)]
         return ["attack", run, "--attack", str(self.attack), "--examples", str(self.examples), "--again"]
+
+    def has_begun(self, results: Path) -> bool:
+        """Whether a session before this one did a part of it, which is not done again."""
+        first_file = {
+            "train": "ledger.jsonl",
+            "certify": f"certificates-sigma{self.sigma or 0:.2f}.json",
+            "analyze": "samples.tsv",
+        }.get(self.kind)
+        return first_file is not None and (results / self.cell.name / first_file).exists()
 
 
 def check_examples(examples: int) -> int:

@@ -48,6 +48,7 @@ class _Child:
     process: subprocess.Popen[bytes]
     log: Path
     began: float
+    whole: bool  # not the rest of a piece: its time says how long others like it take
 
 
 class Runner:
@@ -106,6 +107,7 @@ class Runner:
         log = self._results / LOGS / f"{piece.cell.name}.log"
         words = [sys.executable, "-m", "dpcert", *piece.command(self._results)]
         threads = str(max(1, _cores() // self._jobs))
+        whole = not piece.has_begun(self._results)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as file:
@@ -121,7 +123,7 @@ class Runner:
                 )
         except OSError as error:
             raise cannot_write(log, error) from error
-        self._running.append(_Child(need, piece, process, log, time.monotonic()))
+        self._running.append(_Child(need, piece, process, log, time.monotonic(), whole))
         self._tell(f"started: {piece} (about {as_words(self._estimator.seconds(piece))})")
 
     def _set_aside(self, cell: Cell) -> None:
@@ -147,7 +149,8 @@ class Runner:
             seconds = time.monotonic() - child.began
             reason = self._what_went_wrong(child)
             if reason is None:
-                self._estimator.note(child.piece, seconds)
+                if child.whole:
+                    self._estimator.note(child.piece, seconds)
                 self._tell(f"done: {child.piece} in {as_words(seconds)}")
                 go_on.append(child.need)
             elif IN_USE in reason or self._is_busy(child.piece.cell):  # another session was there first: wait for it
