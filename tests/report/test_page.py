@@ -226,6 +226,25 @@ def test_the_header_says_what_was_trained_promised_how_robust_and_where_it_fails
         assert words_of_it in said
 
 
+def test_the_weakest_class_is_counted_from_its_rows():
+    own = [row for row in table(RUNS / "mnist-dp-gaussian" / CERTIFICATES) if row["label"] == "9"]
+    right = [float(row["radius"]) for row in own if row["correct"] == "1"]
+    certified = sum(radius >= 0.25 for radius in right)
+    silent = sum(row["predict"] == "-1" for row in own)
+    assert 0 < certified < len(right) < len(own)
+    said = words.failing(read_run(RUNS / "mnist-dp-gaussian"))
+    assert f"{certified} of {len(own)} are certified, {len(right) - certified} are right but nearer" in said
+    assert f"{len(own) - len(right) - silent} wrong" in said and f"{silent} without an answer" in said
+
+
+def test_the_table_ends_with_the_last_radius_at_which_something_is_certified(page, complete):
+    stored = json.loads((complete / "metrics.json").read_text())["certification"][0]["certified_accuracy"]
+    headings = [e.text for e in Page(page).elements if e.tag == "th"]
+    last = max((r for r in stored if stored[r] > 0), key=float)
+    assert last in headings and not any(r in headings for r in stored if float(r) > float(last))
+    assert any(share == 0 for share in stored.values())  # else the run shows nothing of this
+
+
 def test_every_method_has_words():
     assert set(words.METHOD_WORDS) == set(METHODS)
     for name, row in METHODS.items():
