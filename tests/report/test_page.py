@@ -232,9 +232,16 @@ def test_the_weakest_class_is_counted_from_its_rows():
     certified = sum(radius >= 0.25 for radius in right)
     silent = sum(row["predict"] == "-1" for row in own)
     assert 0 < certified < len(right) < len(own)
-    said = words.failing(read_run(RUNS / "mnist-dp-gaussian"))
+    facts = read_run(RUNS / "mnist-dp-gaussian")
+    said = words.failing(facts)
     assert f"{certified} of {len(own)} are certified, {len(right) - certified} are right but nearer" in said
     assert f"{len(own) - len(right) - silent} wrong" in said and f"{silent} without an answer" in said
+    wrong = [row for row in facts.certified[0].rows if row.label == 9 and not row.correct and row.predict != -1]
+    for mistakes, told in (([4, 4, 7], "3 wrong, mostly taken for 4,"), ([4], "1 wrong, ")):  # once is not mostly
+        changed = [replace(row, predict=predict) for row, predict in zip(wrong, mistakes, strict=False)]
+        rows = [*(row for row in facts.certified[0].rows if row not in wrong), *changed]
+        said = words.failing(replace(facts, certified=[replace(facts.certified[0], rows=rows)]))
+        assert told in said and ("mostly" in said) == ("mostly" in told)
 
 
 def test_the_table_ends_with_the_last_radius_at_which_something_is_certified(page, complete):
