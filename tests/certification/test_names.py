@@ -39,7 +39,7 @@ def check(directory, stem):
 
 def test_the_published_certificates_name_what_they_stand_on(evidence):
     rows = check(PUBLISHED, "certificates-sigma0.50")
-    assert len(rows) >= 500
+    assert len(rows) == 1000
     evidence(
         "C7", figure="alpha, n0, n, sigma, dtype, model SHA-256 named; every radius follows from its row", trials=len(rows)
     )

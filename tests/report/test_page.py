@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpcert.certification.metrics import largest_radius
 from dpcert.methods import METHODS
 from dpcert.report import words
 from dpcert.report.html import _drawings, render
@@ -281,9 +282,11 @@ def test_what_alpha_means_is_said_of_the_certificates_that_are_shown():
     assert "hold together with probability at least 99.9 %" in joint and "singly" not in joint
     both = words.how_they_hold([c, together])
     assert alone in both and joint in both
-    assert f"cannot certify more than {math.ceil(1000 * c.radius.max()) / 1000:.3f}" in words.where_it_ends(
-        c
-    )  # one has all votes
+    f = c.figures
+    most = largest_radius(f["n"], f["alpha"], f["sigma"])
+    assert float(c.radius.max()) == pytest.approx(most, abs=1e-6)  # some image has all votes
+    assert largest_radius(f["n"], f["alpha"] / 500, f["sigma"]) < most
+    assert f"cannot certify more than {math.ceil(1000 * c.radius.max()) / 1000:.3f}" in words.where_it_ends(c)
     assert "more than 1.600" in words.where_it_ends(c) and "more than 1.50" in words.where_it_ends(together)
 
 
