@@ -62,6 +62,28 @@ def test_metrics_of_images_that_are_not_certified_do_not_count(tmp_path):
     assert kinds(need, tmp_path) == ["analyze"]
 
 
+@pytest.mark.parametrize(
+    ("piece", "file"),
+    [
+        (Piece("train", CELL, 100), "ledger.jsonl"),
+        (Piece("certify", CELL, 100, sigma=0.5), "certificates-sigma0.50.json"),
+        (Piece("analyze", CELL, 100), "samples.tsv"),
+        (Piece("attack", CELL, 100, attack="fgsm"), None),  # is made anew as a whole
+    ],
+    ids=lambda value: value.kind if isinstance(value, Piece) else "",
+)
+def test_a_piece_has_begun_with_its_own_first_file(tmp_path, piece, file):
+    folder = tmp_path / CELL.name
+    folder.mkdir()
+    certificates = "certificates-sigma0.50.json", "certificates-sigma1.00.json"
+    for name in {"ledger.jsonl", *certificates, "samples.tsv", "attacks.tsv"} - {file}:
+        (folder / name).touch()
+    assert not piece.has_begun(tmp_path)
+    if file is not None:
+        (folder / file).touch()
+        assert piece.has_begun(tmp_path)
+
+
 def test_one_run_serves_three_sigmas(tmp_path):
     cell = Cell("mnist", "dpsgd")
     fake_run(tmp_path, cell, {0.5: radius_of(1, 0.5)})

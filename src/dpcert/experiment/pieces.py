@@ -46,11 +46,8 @@ class Piece:
 
     def has_begun(self, results: Path) -> bool:
         """Whether a session before this one did a part of it, which is not done again."""
-        first_file = {
-            "train": "ledger.jsonl",
-            "certify": f"certificates-sigma{self.sigma or 0:.2f}.json",
-            "analyze": "samples.tsv",
-        }.get(self.kind)
+        files = {"train": "ledger.jsonl", "analyze": "samples.tsv"}  # an attack is made anew as a whole
+        first_file = f"certificates-sigma{self.sigma:.2f}.json" if self.kind == "certify" else files.get(self.kind)
         return first_file is not None and (results / self.cell.name / first_file).exists()
 
 
