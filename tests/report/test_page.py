@@ -318,6 +318,33 @@ def test_runs_side_by_side(comparison):
     assert "method.name" in differing
 
 
+def test_the_gain_over_the_first_run_is_that_of_the_rows(comparison):
+    earned = [
+        {row["idx"]: float(row["radius"]) * int(row["correct"]) for row in table(RUNS / name / CERTIFICATES)}
+        for name in ("mnist-dp-gaussian", "mnist-dpsgd", "mnist-regular")
+    ]
+    shown = Page(comparison).with_key("gain")
+    assert [element.around["data-run"] for element in shown] == ["1", "2"]
+    for element, own in zip(shown, earned[1:], strict=True):
+        common = sorted(own.keys() & earned[0].keys())
+        expected = sum(own[idx] - earned[0][idx] for idx in common) / len(common)
+        assert float(element.attributes["data-value"]) == pytest.approx(expected, abs=1e-9)
+        assert element.text.startswith(f"{expected:+.3f}".replace("-", "−"))
+    assert "“More than dp-gaussian”" in comparison
+
+
+def test_no_gain_where_it_would_not_be_one_of_the_models(complete, without_figures):
+    """Another number of votes gives other radii for the same model; other data are other images."""
+    one = read_run(complete)
+    (certified,) = one.certified
+    fewer = replace(one, certified=[replace(certified, figures={**certified.figures, "n": 1000})])
+    other_data = replace(one, metrics={**one.metrics, "dataset": "mine"})
+    assert 'data-key="gain"' in render([one, one])
+    for other in (fewer, other_data, replace(one, certified=[])):
+        for pair in ([one, other], [other, one]):
+            assert 'data-key="gain"' not in render(pair) and "More than" not in render(pair)
+
+
 def test_runs_of_different_data_sets_are_marked(without_figures):
     text = render([read_run(RUNS / "mnist-dp-gaussian"), read_run(RUNS / "fashion-mnist-dp-gaussian")])
     assert 'data-mark="datasets"' in text and "fashion-mnist, mnist" in text

@@ -3,16 +3,18 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcert.analysis.correlate import drawn_groups
+from dpcert.certification.metrics import average_certified_radius
 from dpcert.experiment.analyze import summary as analyze_summary
 from dpcert.experiment.grid import Cell
 from dpcert.report.sample_claims import by_radius
 from dpcert.report.shelf import Place, Shelf
-from dpcert.report.statistics import by_class, correlations, example_groups, metric_and_radius, weakest
+from dpcert.report.statistics import by_class, correlations, example_groups, gain, metric_and_radius, weakest
 from dpcert.report.tables import read_run
 from dpcert.store.records import CertificateRow, SampleRow
 from tests.grid_fakes import fake_run, radius_of
@@ -49,6 +51,32 @@ def test_classes_and_groups_lose_nobody(drawn):
     assert sum(c.certified[0.0] * c.images for c in classes) == pytest.approx(sum(row.correct for row in rows))
     for group in example_groups(rows, 5):
         assert len(group.rows) == min(5, group.of) and len({row.idx for row in group.rows}) == len(group.rows)
+
+
+def test_the_gain_is_over_the_same_images_and_right_answers_only():
+    others = [certificate(row.idx + 1, 0 if row.idx < 3 else 1, 0, 0.25) for row in ROWS]  # idx 1..7, right up to idx 3
+    found = gain(ROWS, others)
+    differences = [0 - 0.25, 0 - 0.25, 0 - 0.25, 1 - 0, 0.3 - 0, 0 - 0]  # idx 1..6
+    mean = sum(differences) / 6
+    half = 1.96 * math.sqrt(sum((d - mean) ** 2 for d in differences) / 5 / 6)
+    assert found.images == 6
+    assert (found.radius.value, found.radius.low, found.radius.high) == pytest.approx((mean, mean - half, mean + half))
+    back = gain(others, ROWS).radius
+    assert (back.low, back.high) == pytest.approx((-found.radius.high, -found.radius.low))
+
+
+def test_no_gain_over_other_images():
+    assert gain(ROWS, [replace(row, idx=row.idx + 6) for row in ROWS]) is None  # one in common says nothing of the spread
+    assert gain(ROWS, [replace(row, label=1 - row.label) if row.idx == 4 else row for row in ROWS]) is None
+
+
+def test_the_same_images_tell_apart_what_two_intervals_do_not():
+    """Each image a little more robust: the spread between images is in both intervals and not in the difference."""
+    ours = [certificate(i, 0, 0, 0.1 * i + 0.05 + 0.01 * (i % 2)) for i in range(20)]
+    theirs = [certificate(i, 0, 0, 0.1 * i) for i in range(20)]
+    own = average_certified_radius(np.array([row.radius for row in theirs]), np.ones(20, dtype=bool))
+    found = gain(ours, theirs).radius
+    assert found.low > 0.05 and own.low < own.value + found.value < own.high
 
 
 def sample(idx, metric, radius, correct=1):

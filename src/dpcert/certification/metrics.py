@@ -46,9 +46,18 @@ def standard_error(values: np.ndarray, times: float = 1.0) -> float:
 
 def average_certified_radius(radius: np.ndarray, correct: np.ndarray) -> Estimate:
     """ACR = mean of radius * [prediction right] (Zhai et al. 2020), with the interval of the normal approximation."""
-    earned = earned_radius(radius, correct)
-    half, mean = standard_error(earned, 1.96), float(earned.mean())
-    return Estimate(mean, max(0.0, mean - half), mean + half)
+    acr = _mean(earned_radius(radius, correct))
+    return Estimate(acr.value, max(0.0, acr.low), acr.high)
+
+
+def average_gain(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
+    """How much larger our figure of an image is than theirs, on average; an image that is hard for both counts for neither."""
+    return _mean(ours - theirs)
+
+
+def _mean(values: np.ndarray) -> Estimate:
+    half, mean = standard_error(values, 1.96), float(values.mean())
+    return Estimate(mean, mean - half, mean + half)
 
 
 def radii_to_show(sigma: float) -> list[float]:

@@ -10,7 +10,7 @@ from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
 from ..store.records import METRICS, CertificateRow
 from . import figures, pictures, words
-from .statistics import ClassFigures, ExampleGroup, MetricFigures, by_class, correlations, example_groups, weakest
+from .statistics import ClassFigures, ExampleGroup, Gain, MetricFigures, by_class, correlations, example_groups, gain, weakest
 from .tables import Certified, RunFacts
 from .theme import Drawing, Stroke, stroke
 
@@ -47,6 +47,7 @@ class _RunView:
     weakest: ClassFigures | None
     groups: list[_Group]
     correlations: list[MetricFigures]
+    gain: Gain | None  # over the first run of the page
 
     @property
     def labels(self) -> list[int]:
@@ -81,9 +82,14 @@ def render(runs: list[RunFacts]) -> str:
     environment = Environment(
         loader=FunctionLoader(_packaged), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"ceil_text": ceil_text, "floor_text": floor_text, "percent": lambda share: f"{100 * share:.1f}"}
+    environment.filters |= {
+        "ceil_text": ceil_text,
+        "floor_text": floor_text,
+        "percent": lambda share: f"{100 * share:.1f}",
+        "signed": _signed,
+    }
     names = words.run_names(runs)
-    views = [_view(name, run, place, len(runs)) for place, (name, run) in enumerate(zip(names, runs, strict=True))]
+    views = [_view(name, run, place, runs) for place, (name, run) in enumerate(zip(names, runs, strict=True))]
     return environment.get_template("page.html").render(
         views=views,
         title=", ".join(names) if len(runs) <= 3 else f"{len(runs)} runs",
@@ -97,6 +103,10 @@ def render(runs: list[RunFacts]) -> str:
         differing=words.differing_settings(runs) if len(runs) > 1 else [],
         datasets=sorted({run.metrics["dataset"] for run in runs}),
     )
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
 
 
 def _promises(views: Sequence[_RunView]) -> list[tuple[RunFacts, list[str]]]:
@@ -126,7 +136,7 @@ def _drawings(runs: Sequence[tuple[str, RunFacts]]) -> dict[str, Drawing]:
     return {drawing.name: drawing for drawing in found if drawing is not None}
 
 
-def _view(name: str, run: RunFacts, place: int, of: int) -> _RunView:
+def _view(name: str, run: RunFacts, place: int, runs: Sequence[RunFacts]) -> _RunView:
     main = run.main
     classes = by_class(main.rows, _class_radii(main)) if main else []
     return _RunView(
@@ -136,9 +146,19 @@ def _view(name: str, run: RunFacts, place: int, of: int) -> _RunView:
         lead=words.in_words(run),
         classes=classes,
         weakest=weakest(classes, words.HEADLINE_RADIUS),
-        groups=_groups(run, main, _EXAMPLES_ALONE if of == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],
+        groups=_groups(run, main, _EXAMPLES_ALONE if len(runs) == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],
         correlations=correlations(run.analysed),
+        gain=_gain(run, runs[0]) if place > 0 else None,
     )
+
+
+def _gain(run: RunFacts, first: RunFacts) -> Gain | None:
+    """Only where the same images got as many votes, at the same alpha: the difference is then one of the models."""
+    ours, theirs = run.main, first.main
+    if ours is None or theirs is None or run.metrics["dataset"] != first.metrics["dataset"]:
+        return None
+    alike = [(c.figures["n"], c.figures.get("alpha_each", c.figures["alpha"])) for c in (ours, theirs)]
+    return gain(ours.rows, theirs.rows) if alike[0] == alike[1] else None
 
 
 def _class_radii(main: Certified) -> list[float]:

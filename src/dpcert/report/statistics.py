@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..analysis.correlate import Correlation, correlation
-from ..certification.metrics import earned_radius
+from ..certification.metrics import Estimate, average_gain, earned_radius
 from ..store.records import METRICS, CertificateRow, SampleRow
 
 ABSTAIN = -1
@@ -42,6 +42,24 @@ def by_class(rows: Sequence[CertificateRow], radii: Sequence[float]) -> list[Cla
 def weakest(classes: Sequence[ClassFigures], radius: float) -> ClassFigures | None:
     """The class with the smallest certified accuracy at `radius`; None where there is nothing to compare."""
     return min(classes, key=lambda c: c.certified[radius]) if len(classes) > 1 else None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much larger the average certified radius of one run is than another's, over the images both were certified on."""
+
+    radius: Estimate
+    images: int
+
+
+def gain(rows: Sequence[CertificateRow], others: Sequence[CertificateRow]) -> Gain | None:
+    """Image by image; None where too few are shared or an image has another label there: it is then another image."""
+    known = {row.idx: row for row in others}
+    pairs = [(row, known[row.idx]) for row in rows if row.idx in known]
+    if len(pairs) < 2 or any(row.label != other.label for row, other in pairs):
+        return None
+    ours, theirs = (np.array([row.radius * row.correct for row in side]) for side in zip(*pairs, strict=True))
+    return Gain(average_gain(ours, theirs), len(pairs))
 
 
 @dataclass(frozen=True)
