@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -327,9 +328,11 @@ def test_the_gain_over_the_first_run_is_that_of_the_rows(comparison):
     assert [element.around["data-run"] for element in shown] == ["1", "2"]
     for element, own in zip(shown, earned[1:], strict=True):
         common = sorted(own.keys() & earned[0].keys())
-        expected = sum(own[idx] - earned[0][idx] for idx in common) / len(common)
+        gains = [own[idx] - earned[0][idx] for idx in common]
+        expected, half = statistics.mean(gains), 1.96 * statistics.stdev(gains) / len(gains) ** 0.5
         assert float(element.attributes["data-value"]) == pytest.approx(expected, abs=1e-9)
-        assert element.text.startswith(f"{expected:+.3f}".replace("-", "−"))
+        text = f"{expected:+.3f} {expected - half:+.3f} to {expected + half:+.3f}"
+        assert element.text == text.replace("-", "−")
     assert "“More than dp-gaussian”" in comparison
 
 

@@ -1,0 +1,67 @@
+"""The figures of a set of certificates: by hand, and how often their intervals hold the figure of the whole test set."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from dpcert.certification.metrics import average_certified_radius, average_gain, certified_accuracy
+
+RADIUS, CORRECT = np.array([0.5, 0.25, 0.8, 0.0, 0.1]), np.array([True, True, False, False, True])
+
+
+def test_acr_by_hand():
+    earned = [0.5, 0.25, 0.0, 0.0, 0.1]
+    half = 1.96 * statistics.stdev(earned) / math.sqrt(5)
+    acr = average_certified_radius(RADIUS, CORRECT)
+    assert (acr.value, acr.low, acr.high) == pytest.approx((0.17, max(0.0, 0.17 - half), 0.17 + half))
+
+
+def test_a_radius_is_never_negative_and_one_image_says_nothing_of_others():
+    rare = average_certified_radius(np.array([1.0, 0, 0, 0]), np.array([True, False, False, False]))
+    assert rare.low == 0.0 and rare.high > rare.value
+    alone = average_certified_radius(np.array([1.0]), np.array([True]))
+    assert (alone.value, alone.low, alone.high) == (1.0, 0.0, math.inf)
+
+
+def test_certified_accuracy_counts_right_answers_whose_radius_reaches():
+    assert [certified_accuracy(RADIUS, CORRECT, at).value for at in (0.0, 0.25, 0.2500001, 0.8)] == [0.6, 0.4, 0.2, 0.0]
+    figure = certified_accuracy(RADIUS, CORRECT, 0.25)
+    assert binom.sf(1, 5, figure.low) == pytest.approx(0.025) and binom.cdf(2, 5, figure.high) == pytest.approx(0.025)
+
+
+def test_a_gain_may_be_a_loss():
+    gain = average_gain(np.array([0.1, 0.2, 0.3]), np.array([0.3, 0.3, 0.3]))
+    half = 1.96 * 0.1 / math.sqrt(3)
+    assert (gain.value, gain.low, gain.high) == pytest.approx((-0.1, -0.1 - half, -0.1 + half))
+
+
+def _held(interval_of, trials=2000, images=400):
+    """How often the interval from a draw of `images` holds the gain of the law: theirs is uniform, ours 0.02 more with spread."""
+    rng, held, width = np.random.default_rng(0), 0, 0.0
+    for _ in range(trials):
+        theirs = rng.uniform(0.0, 1.6, images)
+        ours = theirs + rng.normal(0.02, 0.1, images)
+        low, high = interval_of(ours, theirs)
+        held, width = held + (low <= 0.02 <= high), width + (high - low) / trials
+    return held / trials, width
+
+
+def test_the_interval_of_a_gain_holds_as_often_as_it_says_and_is_narrow():
+    """Twin: the difference of two means, as if they were of different images, never misses because it says next to nothing."""
+
+    def paired(ours, theirs):
+        gain = average_gain(ours, theirs)
+        return gain.low, gain.high
+
+    def unpaired(ours, theirs):
+        half = 1.96 * math.sqrt(ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs))
+        middle = ours.mean() - theirs.mean()
+        return middle - half, middle + half
+
+    share, width = _held(paired)
+    assert binom.ppf(1e-4, 2000, 0.95) / 2000 <= share <= binom.ppf(1 - 1e-4, 2000, 0.95) / 2000
+    twin_share, twin_width = _held(unpaired)
+    assert twin_share == 1.0 and twin_width > 5 * width
