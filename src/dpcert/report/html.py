@@ -153,7 +153,7 @@ def _view(name: str, run: RunFacts, place: int, runs: Sequence[RunFacts]) -> _Ru
 
 
 def _gain(run: RunFacts, first: RunFacts) -> Gain | None:
-    """Only where the same images got as many votes, at the same alpha: the difference is then one of the models."""
+    """Only where the same images got as many votes at the same alpha: the difference is one of the models and their sigmas."""
     ours, theirs = run.main, first.main
     if ours is None or theirs is None or run.metrics["dataset"] != first.metrics["dataset"]:
         return None

@@ -58,8 +58,12 @@ def gain(rows: Sequence[CertificateRow], others: Sequence[CertificateRow]) -> Ga
     pairs = [(row, known[row.idx]) for row in rows if row.idx in known]
     if len(pairs) < 2 or any(row.label != other.label for row, other in pairs):
         return None
-    ours, theirs = (np.array([row.radius * row.correct for row in side]) for side in zip(*pairs, strict=True))
+    ours, theirs = (_radius_of_true_label(side) for side in zip(*pairs, strict=True))
     return Gain(average_gain(ours, theirs), len(pairs))
+
+
+def _radius_of_true_label(rows: Sequence[CertificateRow | SampleRow]) -> np.ndarray:
+    return earned_radius(np.array([row.radius for row in rows]), np.array([row.correct for row in rows]))
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,7 @@ def correlations(samples: Sequence[SampleRow]) -> list[MetricFigures]:
 
 def metric_and_radius(samples: Sequence[SampleRow], metric: str) -> tuple[np.ndarray, np.ndarray]:
     """A metric and the certified radius of the true label, an entry for each image."""
-    radius = np.array([row.radius for row in samples])
-    correct = np.array([row.correct for row in samples])
-    return np.array([getattr(row, metric) for row in samples]), earned_radius(radius, correct)
+    return np.array([getattr(row, metric) for row in samples]), _radius_of_true_label(samples)
 
 
 @dataclass(frozen=True)
