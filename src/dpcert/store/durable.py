@@ -123,7 +123,7 @@ def sync_folder(folder: Path) -> None:
 def cannot_write(path: Path, error: OSError) -> RunError:
     """The one sentence for a full disk, a read-only folder and the like."""
     reason = error.strerror or str(error)
-    return RunError(f"cannot write {path}: {reason}; free space or choose another folder with --out")
+    return RunError(f"cannot write {path}: {reason}; free space or choose another folder")
 
 
 def read_json(path: Path, *, what: str) -> Any:
