@@ -68,6 +68,54 @@ def test_samples_stand_beside_the_main_certificates(dpsgd):
     assert [row.correct for row in facts.analysed] == [row.correct for row in facts.main.rows]
 
 
+# ------------------------------------------------------------------ the paper's figures beside ours
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("epsilon = 3.0", "epsilon = 8.0"),
+        ("delta = 1e-05", "delta = 1e-04"),
+        ("copies = 2", "copies = 6"),
+        ("keep_original = true", "keep_original = false"),
+        ("sigma = 0.5", "sigma = 0.25"),
+        ('name = "mnist"', 'name = "mnist"\npath = "mine.npz"'),
+    ],
+)
+def test_the_papers_figures_stand_beside_a_run_of_the_same_request_only(tmp_path, written, instead):
+    facts = read_run(fake_run(tmp_path, Cell("mnist", "dp-gaussian"), {0.5: RADII[0.5]}))
+    assert written in facts.config and facts.paper(facts.main)[1] == 1.246
+    other = replace(facts, config=facts.config.replace(written, instead, 1))
+    assert other.paper(facts.main) is None and "paper" not in "".join(summary([other])[0])
+
+
+@pytest.mark.parametrize("special", [{"alpha_is": "simultaneous"}, {"n": 1000}, {"skip_misclassified": True}])
+def test_the_papers_figures_stand_beside_certificates_of_the_same_votes_only(dpsgd, special):
+    facts = read_run(dpsgd)
+    assert facts.paper(facts.main)[1] == 0.344
+    assert facts.paper(replace(facts.main, figures={**facts.main.figures, **special})) is None
+
+
+def test_the_papers_figures_of_a_private_row_do_not_stand_beside_a_run_that_is_not_private(dpsgd):
+    facts = read_run(dpsgd)
+    leaking = {**facts.metrics["privacy"], "private": False, "reason": "no noise"}
+    assert replace(facts, metrics={**facts.metrics, "privacy": leaking}).paper(facts.main) is None
+    regular = read_run(fake_run(dpsgd.parent, Cell("mnist", "regular"), {0.5: RADII[0.5]}))
+    assert regular.paper(regular.main)[1] == 0.308  # it never was
+
+
+def test_another_recipe_at_the_same_budget_is_compared(dpsgd):
+    facts = read_run(dpsgd)
+    tuned = replace(facts, config=facts.config.replace("learning_rate = 0.5", "learning_rate = 1.0"))
+    assert tuned.config != facts.config and tuned.paper(tuned.main) == facts.paper(facts.main)
+
+
+def test_rows_of_one_method_are_told_apart_by_their_folder(dpsgd):
+    one, other = read_run(dpsgd), read_run(fake_run(dpsgd.parent, Cell("mnist", "dpsgd", seed=1), {0.5: RADII[0.5]}))
+    assert [row[0] for row in summary([one, other])] == ["dpsgd on mnist: mnist-dpsgd"] * 3 + ["dpsgd on mnist: mnist-dpsgd-seed1"]
+    assert {row[0] for row in summary([one])} == {"dpsgd on mnist"}
+
+
 def test_held_out_records_are_not_on_the_page(dpsgd, without_figures):
     name = "certificates-validation-sigma0.50.tsv"
     metrics = json.loads((dpsgd / "metrics.json").read_text())

@@ -21,7 +21,7 @@ Named = Sequence[tuple[str, RunFacts]]
 def certified_accuracy_curve(runs: Named) -> Drawing:
     """Certified accuracy by L2 radius with its 95 % band, a line for each certification; the paper's point where it has one."""
     lines = _certifications(runs)
-    papers = [(s, run.paper(c.figures["sigma"])) for s, run, c in lines]
+    papers = [(s, run.paper(c)) for s, run, c in lines]
     legend = [s for s, *_ in lines]
     if any(point is not None for _, point in papers):
         colour = lines[0][0].colour if len(lines) == 1 else INK

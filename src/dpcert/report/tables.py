@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import RunError
+from ..published import BUDGET, COPIES, VARIANTS
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
-from ..store.metrics import FORMAT, certification_at, main_sigma, read_metrics, require_known_format
+from ..store.metrics import FORMAT, certification_at, is_papers, main_sigma, read_metrics, require_known_format
 from ..store.records import AnyRow, AttackRow, CertificateRow, CurveRow, SampleRow, read_rows
 from ..store.runs import RunDirectory, is_of_validation
 from .paper import TABLE_1
@@ -135,9 +136,22 @@ class RunFacts:
         how += f"noise multiplier {privacy['noise_multiplier']:g}."
         return [*([how] if privacy["private"] else []), *privacy.get("conditions", ())]
 
-    def paper(self, sigma: float) -> tuple[float, float, float] | None:
-        """The paper's (clean accuracy, ACR, certified accuracy at 0.25) for the same setting, where it prints one."""
-        return TABLE_1.get((self.metrics["dataset"], self.metrics["method"], sigma))
+    def paper(self, certified: Certified) -> tuple[float, float, float] | None:
+        """The paper's (clean accuracy, ACR, certified accuracy at 0.25) where it prints them for what was asked here."""
+        place = (self.metrics["dataset"], self.metrics["method"], certified.figures["sigma"])
+        return TABLE_1.get(place) if self._asks_what_the_paper_did(certified.figures) else None
+
+    def _asks_what_the_paper_did(self, figures: dict[str, Any]) -> bool:
+        """The same data, budget, views and votes. Learning rate, epochs and clip norm are means: they may be one's own."""
+        name, sigma = self.metrics["method"], figures["sigma"]
+        budget = tuple(self.setting("privacy", key) for key in ("epsilon", "delta"))
+        views = tuple(self.setting("method", key) for key in ("sigma", "copies", "keep_original"))
+        return (
+            self.setting("data", "path") is None
+            and (name == "regular" or (self.metrics["privacy"]["private"] and budget == BUDGET))
+            and (name not in VARIANTS or views == (sigma, COPIES, True))
+            and is_papers(figures, sigma)
+        )
 
 
 def read_run(path: Path) -> RunFacts:
@@ -203,22 +217,24 @@ def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:
 HEADINGS = ("run", "sigma", "privacy", "clean accuracy", "ACR", "certified at 0.25", "images", "abstained")
 
 
-def summary(runs: list[RunFacts]) -> list[tuple[str, ...]]:
+def summary(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
     """A row for each certification (or for a run without any), the paper's figures in brackets where it has them."""
     table: list[tuple[str, ...]] = []
+    titles = [run.title for run in runs]
     for run in runs:
+        name = run.title if titles.count(run.title) == 1 else f"{run.title}: {run.path.name}"
         clean = run.metrics["clean_accuracy"]
         if not run.certified:
-            table.append((run.title, "", run.privacy, _percent(clean), "not certified", "", "", ""))
+            table.append((name, "", run.privacy, _percent(clean), "not certified", "", "", ""))
         for certified in run.certified:
-            f, paper = certified.figures, run.paper(certified.figures["sigma"])
+            f, paper = certified.figures, run.paper(certified)
             low, high = f["acr_interval"]
             interval = "" if high is None else f" ({low:.3f} to {high:.3f})"
             at = f["certified_accuracy"].get("0.25")
             split = "" if f.get("split", "test") == "test" else f" ({f['split']})"
             table.append(
                 (
-                    run.title + split,
+                    name + split,
                     f"{f['sigma']:g}{certified.mark}",
                     run.privacy,
                     _percent(clean) + (f" [paper {paper[0]:.2f} %]" if paper else ""),

@@ -161,7 +161,7 @@ def failing(run: RunFacts) -> str:
 def compared(run: RunFacts) -> str:
     """What the paper prints for the same method and noise, and whether that is told apart from ours."""
     main = run.main
-    paper = None if main is None else run.paper(main.figures["sigma"])
+    paper = None if main is None else run.paper(main)
     if main is None or paper is None:
         return ""
     f, radius, name = main.figures, f"{HEADLINE_RADIUS:.2f}", run.metrics["method"]
