@@ -154,6 +154,15 @@ def test_a_figure_says_what_was_not_run(tmp_path):
     assert empty.figures == {}
 
 
+def test_the_legend_keeps_its_order_where_the_first_panel_lacks_lines(tmp_path):
+    fake_run(tmp_path, Cell("mnist", "dp-gaussian"), {0.5: radius_of(1.2, 0.5)})
+    for method in ("dpsgd", "dp-gaussian", "dp-macer"):
+        fake_run(tmp_path, Cell("fashion-mnist", method), {0.5: radius_of(0.9, 0.5)})
+    (part,) = sections(tmp_path, ["figure-certified-accuracy"], with_figures=True)
+    (legend,) = part.figures["figure-certified-accuracy"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["DPSGD", "DP-Gaussian", "DP-MACER"]
+
+
 def test_summary_counts_apart_what_cannot_be_compared(grid):
     line = reproduction.summary(sections(grid, ["table1", "figure-cifar10-comparison"]))
     verdicts, apart, claims = line.split("; ")

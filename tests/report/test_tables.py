@@ -112,9 +112,8 @@ def test_another_recipe_at_the_same_budget_is_compared(dpsgd):
 
 def test_rows_of_one_method_are_told_apart_by_their_folder(dpsgd):
     one, other = read_run(dpsgd), read_run(fake_run(dpsgd.parent, Cell("mnist", "dpsgd", seed=1), {0.5: RADII[0.5]}))
-    assert [row[0] for row in summary([one, other])] == ["dpsgd on mnist: mnist-dpsgd"] * 3 + [
-        "dpsgd on mnist: mnist-dpsgd-seed1"
-    ]
+    names = [row[0] for row in summary([one, other])]
+    assert names == ["dpsgd on mnist: mnist-dpsgd"] * 3 + ["dpsgd on mnist: mnist-dpsgd-seed1"]
     assert {row[0] for row in summary([one])} == {"dpsgd on mnist"}
 
 

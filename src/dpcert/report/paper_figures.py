@@ -37,10 +37,10 @@ def _panels(rows: int, columns: int, height: float = _PANEL[1]) -> tuple[Any, An
 
 
 def _legend(figure: Any, panels: Any, columns: int = 4) -> None:
-    """One legend below all panels, so that it covers no curve."""
+    """One legend below all panels, so that it covers no curve; in the order of the panel with the most lines."""
     shown: dict[str, Any] = {}
-    for axes in np.ravel(panels):
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+    for handles, labels in sorted((axes.get_legend_handles_labels() for axes in np.ravel(panels)), key=lambda of: -len(of[1])):
+        for handle, label in zip(handles, labels, strict=True):
             shown.setdefault(label, handle)
     if shown:
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
