@@ -299,6 +299,7 @@ def test_the_papers_figure_stands_against_our_interval():
         assert f"average certified radius of 1.246 ({word} our 95 % interval)" in words.compared(other)
     other = replace(facts, metrics={**facts.metrics, "method": "dp-stability"})
     assert "another formula" in words.compared(other) and "another formula" not in words.compared(facts)
+    assert "for this method and σ at ε = 3, δ = 1e-05 an average" in words.compared(facts)
     unknown = replace(facts, metrics={**facts.metrics, "method": "own"})
     assert words.compared(unknown) == "" and "Compared" not in words.in_words(unknown)
 

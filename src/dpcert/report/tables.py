@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RunError
-from ..published import BUDGET, COPIES, VARIANTS
+from ..published import BUDGET, TABLE_1_COPIES, VARIANTS
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
 from ..store.metrics import FORMAT, certification_at, is_papers, main_sigma, read_metrics, require_known_format
@@ -149,7 +149,7 @@ class RunFacts:
         return (
             self.setting("data", "path") is None
             and (name == "regular" or (self.metrics["privacy"]["private"] and budget == BUDGET))
-            and (name not in VARIANTS or views == (sigma, COPIES, True))
+            and (name not in VARIANTS or views == (sigma, TABLE_1_COPIES, True))
             and is_papers(figures, sigma)
         )
 

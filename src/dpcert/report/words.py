@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..certification.metrics import largest_radius
+from ..published import BUDGET
 from ..rounding import ceil_text
 from .paper import OTHER_FORMULA
 from .statistics import by_class, weakest
@@ -159,13 +160,13 @@ def failing(run: RunFacts) -> str:
 
 
 def compared(run: RunFacts) -> str:
-    """What the paper prints for the same method and noise, and whether that is told apart from ours."""
+    """What the paper prints for the same request, and whether that is told apart from ours."""
     main = run.main
     paper = None if main is None else run.paper(main)
     if main is None or paper is None:
         return ""
     f, radius, name = main.figures, f"{HEADLINE_RADIUS:.2f}", run.metrics["method"]
-    private = " at ε = 3, δ = 1e-5" if run.metrics["privacy"]["private"] else ""
+    private = f" at ε = {BUDGET[0]:g}, δ = {BUDGET[1]:g}" if run.metrics["privacy"]["private"] else ""
     text = f"{_PAPER} prints for this method and σ{private} an average certified radius of {paper[1]:.3f}"
     text += _against(paper[1], f["acr_interval"])
     if radius in f["certified_accuracy_interval"]:
