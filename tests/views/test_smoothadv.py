@@ -36,7 +36,7 @@ def attack_by_hand(views, model, x, label, noise):
         (gradient,) = torch.autograd.grad(-torch.log(p), moved)
         moved = (moved + 2 * views.radius / views.steps * gradient / gradient.norm()).clamp(0, 1)
         offset = moved - x
-        moved = x + offset * min(1.0, views.radius / max(float(offset.norm()), 1e-30))
+        moved = x + offset * min(1.0, views.radius / max(float(offset.detach().norm()), 1e-30))
     return moved.detach()
 
 
