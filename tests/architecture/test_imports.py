@@ -18,6 +18,7 @@ RANK = {
     "progress": 0,
     "rng": 1,
     "workers": 1,
+    "isolation": 1,
     "losses": 1,
     "input_gradients": 1,
     "store": 2,
@@ -31,6 +32,7 @@ RANK = {
     "attacks": 4,
     "methods": 4,
     "training": 5,
+    "pretraining": 5,
     "experiment": 6,
     "report": 6,
     "release": 7,
@@ -68,7 +70,7 @@ JOINTS = {
     "store/records",
     "store/metrics",
 }
-JOINED_FOLDERS = ("experiment", "report", "release", "cli")
+JOINED_FOLDERS = ("experiment", "pretraining", "report", "release", "cli")
 
 
 def name_of(path: Path) -> str:

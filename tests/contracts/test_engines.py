@@ -323,12 +323,34 @@ def tied():
     return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Linear(64, 4))
 
 
-@pytest.mark.parametrize("model", [OwnWeights, OwnParameter, tied], ids=["own weights", "own parameter", "tied"])
+class NoRule(nn.Module):
+    """Nothing but a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 4))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+
+
+@pytest.mark.parametrize("model", [OwnWeights, NoRule], ids=["own weights", "no rule"])
 def test_what_layerwise_cannot_do_the_reference_takes_over(model):
     module = model()
     assert choose("auto", module, cross_entropy, (1, 8, 8), workers=2) == (vmap.clipped_sum,)
     with pytest.raises(ValueError, match="layerwise cannot take this model"):
         choose("layerwise", module, cross_entropy, (1, 8, 8))
+
+
+@pytest.mark.parametrize("model", [OwnParameter, tied], ids=["own parameter", "tied"])
+def test_parameters_without_a_rule_get_the_reference_gradient_in_the_same_pass(model):
+    module, views, labels = model(), torch.rand(5, 3, 1, 8, 8), torch.tensor([0, 1, 2, 3, 0])
+    (engine,) = choose("layerwise", module, coupled_loss, (1, 8, 8))
+    expected = vmap.per_example_gradients(module, coupled_loss, views, labels)
+    found = engine.per_example(module, coupled_loss, views, labels)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name].instantiate(), gradient.flatten(1), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -293,8 +293,8 @@ MUTANTS = [
     ),
     Mutant(
         "training/step.py",
-        "normal_at_positions(key, Purpose.VIEWS, part.start, part.stop",
-        "normal_at_positions(key, Purpose.VIEWS, 0, part.stop - part.start",
+        "normal_at_positions(key, Purpose.VIEWS, part.start, part.start + part.size",
+        "normal_at_positions(key, Purpose.VIEWS, 0, part.size",
         (f"{STEP}::test_several_steps_by_hand",),
         "parts of a batch share the noise of their views",
     ),

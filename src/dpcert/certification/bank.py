@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..isolation import Forward, each_row_alone, keeps_rows_apart, mapped_over_rows
 from ..rng import Purpose, bulk_normal
 
 LARGEST_BANK_BYTES = 1 << 30
@@ -32,16 +33,27 @@ class _ReachedError(Exception):
 
 
 class SplitModel:
-    """A model cut behind its first linear layer: `features` up to there, `logits` from there."""
+    """A model cut behind its first linear layer: `features` up to there, `logits` from there.
+
+    Rows are only run together where the model provably treats each alone (`isolation`).
+    """
 
     def __init__(self, model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
         self.model = copy.deepcopy(model)
         self._layer: Any = self.model.get_submodule(name)
         self._forward = self._layer.forward
         self._nothing = torch.zeros((1, *input_shape), device=next(self.model.parameters()).device)
+        self._rows_together = keeps_rows_apart(model, input_shape)
 
     def features(self, x: Tensor) -> Tensor:
-        """The output of the first linear layer."""
+        """The output of the first linear layer for each row."""
+        return self._features(x) if self._rows_together else mapped_over_rows(self._features)(x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """What the rest of the model makes of each row of `features`."""
+        return self._logits(features) if self._rows_together else mapped_over_rows(self._logits)(features)
+
+    def _features(self, x: Tensor) -> Tensor:
 
         def stop(*inputs: Tensor) -> Tensor:
             raise _ReachedError(self._forward(*inputs))
@@ -53,8 +65,8 @@ class SplitModel:
             return reached.output
         raise RuntimeError("the first linear layer was not reached")
 
-    def logits(self, features: Tensor) -> Tensor:
-        """What the rest of the model makes of `features`. The input it is called with is a stand-in that nobody reads."""
+    def _logits(self, features: Tensor) -> Tensor:
+        """The input that the model is called with is a stand-in that nobody reads."""
         self._layer.forward = lambda *inputs: features
         logits: Tensor = self.model(self._nothing.expand(len(features), *self._nothing.shape[1:]))
         return logits
@@ -69,11 +81,11 @@ def split(model: nn.Module, x: Tensor, sigma: float) -> SplitModel | None:
     for name, layer in model.named_modules():
         if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
             made = SplitModel(model, name, tuple(x.shape[1:]))
-            return made if _is_the_same(made, model, x, sigma) else None
+            return made if _is_the_same(made, each_row_alone(model, tuple(x.shape[1:])), x, sigma) else None
     return None
 
 
-def _is_the_same(made: SplitModel, model: nn.Module, x: Tensor, sigma: float) -> bool:
+def _is_the_same(made: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:
     noise = 3.0 * sigma * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
     try:
         with torch.inference_mode():

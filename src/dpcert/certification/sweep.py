@@ -20,7 +20,7 @@ from ..workers import share
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy
 from .smooth import Counter
-from .votes import FreshVotes, evaluating, voting
+from .votes import FreshVotes, evaluating, refuse_mixing_voters, voting
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
 
@@ -175,6 +175,7 @@ def predict(
     """PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always fresh noise."""
     Request(sigma, 1, n, alpha)
     with evaluating(model) as voter:
+        refuse_mixing_voters(voter, tuple(x.shape[1:]))
         counter = FreshVotes(voter, sigma, secret_key(), batch)
         classes = [smooth.predict(counter, example, n, alpha, i) for i, example in enumerate(check_inputs(x))]
     return torch.tensor(classes)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from ..isolation import Forward, each_row_alone, keeps_rows_apart, refuse_mixing
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import PROBED, NoiseBank, SplitModel, channels_last, draw_bank, split
@@ -32,22 +33,36 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
         yield voter
 
 
+def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Raise `ModelError` where the noisy copies of an input are seen to change each other's votes."""
+    if keeps_rows_apart(voter, input_shape):
+        return
+    try:
+        refuse_mixing(voter, input_shape, may_be_random=True)
+    except ModelError:
+        raise
+    except Exception:  # a classifier that takes no inputs but its own kind: each row is run alone in any case
+        return
+
+
 class FreshVotes:
     """Noise of its own for every input: a function of (key, purpose, index of the input, position)."""
 
     def __init__(self, model: nn.Module, sigma: float, key: bytes, batch: int | None = None) -> None:
         self.model, self.sigma, self.key = model, sigma, key
         self.device = device_of(model)
+        self._forward: Forward | None = None
         self.batch = batch or _rows(self.device)
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
         """The contract of `Counter`."""
         x = x.to(self.device)
+        self._forward = self._forward or each_row_alone(self.model, tuple(x.shape))
         logits = []
         for first in range(start, stop, self.batch):
             last = min(first + self.batch, stop)
             noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index, ROWS_ON_CPU)
-            logits.append(self.model(torch.add(x, noise, alpha=self.sigma)))
+            logits.append(self._forward(torch.add(x, noise, alpha=self.sigma)))
         return winners(torch.cat(logits))
 
 
@@ -111,6 +126,7 @@ def voting(
         device = device_of(voter)
         workers = worker_count(device)
         input_shape = tuple(x.shape[1:])
+        refuse_mixing_voters(voter, input_shape)
         cut = None if fresh_noise else split(voter, x[:PROBED].to(device), sigma)
         rest = compile_rest(cut, cut.features(x[:1])) if cut is not None and device.type == "cpu" else None
         layout = channels_last if rest is None else torch.Tensor.contiguous

@@ -23,6 +23,7 @@ from . import (
     methods,
     predict,
     presets,
+    pretrain,
     report,
     reproduce,
     run,
@@ -44,6 +45,7 @@ DO, LOOK, SHARE, LIST = "Do the work", "Ask and look", "Share and check", "What 
 app.command("run", rich_help_panel=DO)(run.run)
 app.command("train", rich_help_panel=DO)(train.train)
 app.command("certify", rich_help_panel=DO)(certify.certify)
+app.command("pretrain", rich_help_panel=DO)(pretrain.pretrain)
 app.command("predict", rich_help_panel=LOOK)(predict.predict)
 app.command("attack", rich_help_panel=LOOK)(attack.attack)
 app.command("analyze", rich_help_panel=LOOK)(analyze.analyze)

@@ -64,15 +64,16 @@ def _header(data: bytearray, name: str) -> tuple[np.dtype, tuple[int, ...], bool
     return dtype, shape, bool(fortran), file.tell()
 
 
-def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an .npz file; other plain arrays in it are left alone."""
+def read_npz(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The named arrays of an .npz file, and the `optional` ones that it has; other plain arrays in it are left alone."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = _checked_members(archive, path)
             missing = [name for name in names if f"{name}.npy" not in members]
             if missing:
                 raise DataError(f"{path} has no array {missing[0]!r}; it must hold {' '.join(names)}")
-            return {name: parse_npy(_content(archive, members[f"{name}.npy"]), f"{path} {name}") for name in names}
+            present = [*names, *(name for name in optional if f"{name}.npy" in members)]
+            return {name: parse_npy(_content(archive, members[f"{name}.npy"]), f"{path} {name}") for name in present}
     except DataError:
         raise
     except Exception as error:  # zipfile raises a dozen kinds on damaged archives

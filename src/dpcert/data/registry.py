@@ -72,6 +72,7 @@ CIFAR10 = Source(
     "Krizhevsky 2009",
 )
 SOURCES = {source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10)}
+PRIVATE_SKETCHES: dict[str, list[str]] = {}
 
 
 def missing_files(source: Source) -> list[str]:

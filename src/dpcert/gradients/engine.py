@@ -60,10 +60,40 @@ class Clip:
         return self.rule.sensitivity(self.norm)
 
 
+class Clipping(Protocol):
+    """Norms to factors, with the bound they keep: `Clip`, or a part of it."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factor of each example."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest norm after clipping."""
+
+
+@dataclass(frozen=True)
+class FirstOnly:
+    """A clip that counts only the first `count` examples; the others are padding and get the factor 0."""
+
+    clip: Clip
+    count: int
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factor of each example."""
+        factors = self.clip.factors(norms)
+        factors[self.count :] = 0.0
+        return factors
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest norm after clipping."""
+        return self.clip.sensitivity
+
+
 class Engine(Protocol):
     """What an engine is."""
 
-    def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clip) -> ClippedSum:
+    def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clipping) -> ClippedSum:
         """The clipped sum over the examples of ``views [b, R, ...]``."""
 
 
@@ -72,7 +102,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def empty_sum(model: nn.Module, clip: Clip) -> ClippedSum:
+def empty_sum(model: nn.Module, clip: Clipping) -> ClippedSum:
     """The sum over no examples: zero. An empty Poisson batch is an ordinary step."""
     parameters = trainable(model).values()
     device = next(iter(parameters)).device
@@ -81,7 +111,7 @@ def empty_sum(model: nn.Module, clip: Clip) -> ClippedSum:
     return ClippedSum(torch.zeros(size, dtype=torch.float64, device=device), clip.sensitivity, nothing)
 
 
-def clip_and_sum(per_example: Iterable[Tensor], clip: Clip) -> ClippedSum:
+def clip_and_sum(per_example: Iterable[Tensor], clip: Clipping) -> ClippedSum:
     """Clip and sum per-example gradients given as one ``[b, ...]`` tensor a parameter. Norms and sums are float64."""
     flat = [gradient.flatten(1) for gradient in per_example]
     parts = [torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64) for gradient in flat]

@@ -1,46 +1,80 @@
 """The fast engine: one forward pass, gradients of layer *outputs* only, then one batched product a layer.
 
 No ordinary weight gradient is computed and none for the input. Views and positions are summed inside the product, so the
-memory is that of b gradients whatever the number of views. What it cannot do it refuses (`unsupported`), and the reference
-engine takes over for the whole model.
+memory is that of b gradients whatever the number of views.
+
+A chain of known layers runs on the whole batch. Any other forward runs for one example at a time under ``vmap``, so that no
+example can see another; parameters that no layer rule covers get their gradients from the same pass.
 """
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
-from .engine import Clip, ClippedSum, LossOfOne, empty_sum, trainable
+from ..isolation import keeps_rows_apart
+from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
 from .layers import RULES, Buffers
-from .parts import Part, total
+from .parts import Instantiated, Part, total
 
-_Record = tuple[str, nn.Module, Tensor, Tensor]
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer that has a rule."""
+
+    name: str
+    layer: nn.Module
+    inputs: Tensor
+    output: Tensor
 
 
 class _Skeleton:
     """A copy of the model that only this engine runs, with the model's own weights put in at each call.
 
-    Its hooks write down the input and output of every trained layer. Several engines can run at once on one model.
+    Its hooks write down the input and output of every layer with a rule. Several engines can run at once on one model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.original, self.copy = model, copy.deepcopy(model)
         self.parameters = trainable(model)
-        self.records: list[_Record] = []
-        outputs_may_change = _may_write_in_place(model)
+        self.calls: list[_Call] = []
+        self.perturbations: list[Tensor] | None = None
+        self.ruled = _ruled(model, self.parameters)
+        self._outputs_may_change = _may_write_in_place(model)
         for name, layer in self.copy.named_modules():
-            if _owns(name, layer, self.parameters):
-                layer.register_forward_hook(_recorder(name, self.records, outputs_may_change))
+            if name in self.ruled:
+                layer.register_forward_hook(self._recorder(name))
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Logits of all rows; `records` then holds what each layer saw."""
-        self.records.clear()
-        weights = {name: _channels_last(parameter.detach()) for name, parameter in self.original.named_parameters()}
-        logits: Tensor = functional_call(self.copy, weights, (rows,))
+    @property
+    def without_rule(self) -> dict[str, Tensor]:
+        """The trained parameters that the layers' rules do not cover."""
+        covered = {_prefixed(name, own) for name in self.ruled for own, _ in self.copy.get_submodule(name).named_parameters()}
+        return {name: parameter.detach() for name, parameter in self.parameters.items() if name not in covered}
+
+    def forward(self, rows: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
+        """Logits of all rows; `calls` then holds what each layer saw."""
+        self.calls.clear()
+        every = {name: _channels_last(parameter.detach()) for name, parameter in self.original.named_parameters()}
+        logits: Tensor = functional_call(self.copy, {**every, **(weights or {})}, (rows,))
         return logits
+
+    def _recorder(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
+        def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            copied = self._outputs_may_change
+            seen = inputs[0].detach().clone() if copied else inputs[0].detach()
+            if self.perturbations is not None:  # under vmap: the gradient for 0 added to an output is that of the output
+                place = len(self.calls)
+                self.calls.append(_Call(name, layer, seen, output))
+                return output + self.perturbations[place] if place < len(self.perturbations) else None
+            known = output if output.requires_grad else output.requires_grad_()
+            self.calls.append(_Call(name, layer, seen, known))
+            return known.clone() if copied else None
+
+        return record
 
 
 class Layerwise:
@@ -50,7 +84,7 @@ class Layerwise:
         self._buffers: dict[int, Buffers] = {}  # by the place of the layer's call: a layer used twice has two
         self._skeleton: _Skeleton | None = None
 
-    def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clip) -> ClippedSum:
+    def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clipping) -> ClippedSum:
         """The contract of `engine`."""
         if len(views) == 0:
             return empty_sum(model, clip)
@@ -68,37 +102,53 @@ class Layerwise:
         """Per-example gradients of every trained parameter, in the order of `trainable`."""
         if self._skeleton is None or self._skeleton.original is not model:
             self._skeleton = _Skeleton(model)
-        records, deltas = _forward_and_deltas(self._skeleton, loss, views, labels)
-        found: dict[str, list[Part]] = {}
+        skeleton = self._skeleton
+        whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule
+        calls, deltas, rest = (_on_the_batch if whole_batch else _on_each_example)(skeleton, loss, views, labels)
+        found: dict[str, list[Part]] = {name: [Instantiated(gradient.flatten(1))] for name, gradient in rest.items()}
         with torch.no_grad():
-            for call, ((name, layer, inputs, _), delta) in enumerate(zip(records, deltas, strict=True)):
-                prefix = f"{name}." if name else ""
-                rule, buffers = RULES[type(layer)], self._buffers.setdefault(call, {})
-                for kind, part in rule(layer, _full(inputs), _full(delta), len(views), buffers).items():
-                    found.setdefault(prefix + kind, []).append(part)
-        self._skeleton.records.clear()
-        return {name: total(found[name]) for name in self._skeleton.parameters}
+            for place, (call, delta) in enumerate(zip(calls, deltas, strict=True)):
+                rule, buffers = RULES[type(call.layer)], self._buffers.setdefault(place, {})
+                for own, part in rule(call.layer, _full(call.inputs), _full(delta), len(views), buffers).items():
+                    found.setdefault(_prefixed(call.name, own), []).append(part)
+        skeleton.calls.clear()
+        return {name: total(found[name]) for name in skeleton.parameters}
 
 
-def _forward_and_deltas(
-    skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels: Tensor
-) -> tuple[list[_Record], tuple[Tensor, ...]]:
-    """Run all rows once; return each layer's input, and the gradient of the summed losses for each layer's output."""
+_Passed = tuple[list[_Call], tuple[Tensor, ...], dict[str, Tensor]]
+
+
+def _on_the_batch(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels: Tensor) -> _Passed:
+    """Run all rows at once; return each layer's call, and the gradient of the summed losses for each layer's output."""
     with torch.enable_grad():
         logits = skeleton.forward(views.flatten(0, 1))
         losses = vmap(loss)(torch.unflatten(logits, 0, views.shape[:2]), labels)
-        outputs = [output for *_, output in skeleton.records]
+        outputs = [call.output for call in skeleton.calls]
         deltas = torch.autograd.grad(losses.sum(), outputs, allow_unused=True, materialize_grads=True)
-    return list(skeleton.records), deltas
+    return list(skeleton.calls), deltas, {}
 
 
-def _recorder(name: str, records: list[_Record], copied: bool) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
-    def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        known = output if output.requires_grad else output.requires_grad_()
-        records.append((name, layer, inputs[0].detach().clone() if copied else inputs[0].detach(), known))
-        return known.clone() if copied else None
+def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels: Tensor) -> _Passed:
+    """The same for a forward that might mix rows: it runs on the views of one example, mapped over the examples."""
+    with torch.no_grad():
+        skeleton.perturbations = []
+        skeleton.forward(views[0])
+    zeros = [views.new_zeros(()).expand(call.output.shape) for call in skeleton.calls]
 
-    return record
+    def of_one(zeros: list[Tensor], rest: dict[str, Tensor], views: Tensor, label: Tensor) -> tuple[Tensor, list[Tensor]]:
+        skeleton.perturbations = zeros
+        value = loss(skeleton.forward(views, rest), label)
+        return value, [call.inputs for call in skeleton.calls]
+
+    try:
+        gradients = vmap(grad(of_one, argnums=(0, 1), has_aux=True), in_dims=(None, None, 0, 0))
+        (deltas, rest), inputs = gradients(zeros, skeleton.without_rule, views, labels)
+    finally:
+        skeleton.perturbations = None
+    calls = [
+        _Call(call.name, call.layer, seen.flatten(0, 1), call.output) for call, seen in zip(skeleton.calls, inputs, strict=True)
+    ]
+    return calls, tuple(delta.flatten(0, 1) for delta in deltas), rest
 
 
 def _may_write_in_place(model: nn.Module) -> bool:
@@ -107,9 +157,28 @@ def _may_write_in_place(model: nn.Module) -> bool:
     return own_forward or any(getattr(layer, "inplace", False) for layer in model.modules())
 
 
-def _owns(name: str, layer: nn.Module, names: dict[str, nn.Parameter]) -> bool:
-    prefix = f"{name}." if name else ""
-    return any(prefix + own in names for own, _ in layer.named_parameters(recurse=False))
+def _ruled(model: nn.Module, trained: dict[str, nn.Parameter]) -> set[str]:
+    """The layers with a rule that hold trained parameters, and hold them alone."""
+    uses: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    return {
+        name
+        for name, layer in model.named_modules()
+        if _has_rule(layer)
+        and all(uses[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
+        and any(_prefixed(name, own) in trained for own, _ in layer.named_parameters(recurse=False))
+    }
+
+
+def _has_rule(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq):
+        return False
+    return type(layer) in RULES
+
+
+def _prefixed(layer: str, own: str) -> str:
+    return f"{layer}.{own}" if layer else own
 
 
 def _channels_last(weight: Tensor) -> Tensor:
@@ -123,15 +192,5 @@ def _full(tensor: Tensor) -> Tensor:
 
 
 def unsupported(model: nn.Module) -> str | None:
-    """Why this engine cannot take the model, or None."""
-    names = trainable(model)
-    if len(dict(model.named_parameters(remove_duplicate=False))) != len(dict(model.named_parameters())):
-        return "a parameter is shared between layers"
-    for name, layer in model.named_modules():
-        if not _owns(name, layer, names):
-            continue
-        if type(layer) not in RULES:
-            return f"layer {name!r} ({type(layer).__name__}) has trainable parameters and no rule"
-        if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq):
-            return f"layer {name!r} (Embedding) uses max_norm, sparse or scale_grad_by_freq"
-    return None
+    """Why this engine has no advantage for the model, or None."""
+    return None if _ruled(model, trainable(model)) else "no layer with trainable parameters has a rule"

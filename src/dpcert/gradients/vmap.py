@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from .engine import Clip, ClippedSum, LossOfOne, clip_and_sum, empty_sum, trainable
+from .engine import ClippedSum, Clipping, LossOfOne, clip_and_sum, empty_sum, trainable
 
 
 def per_example_gradients(model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -23,7 +23,7 @@ def per_example_gradients(model: nn.Module, loss: LossOfOne, views: Tensor, labe
     return cast(dict[str, Tensor], gradients)
 
 
-def clipped_sum(model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clip) -> ClippedSum:
+def clipped_sum(model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clipping) -> ClippedSum:
     """The contract of `engine`, by `per_example_gradients`."""
     if len(views) == 0:
         return empty_sum(model, clip)

@@ -5,14 +5,13 @@ example j (BatchNorm in training mode) breaks that count, whatever the clip norm
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import ModelError
-
-_ROWS = 3
+from ..isolation import dissimilar_rows, refuse_mixing
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, training: bool = True) -> None:
@@ -42,53 +41,22 @@ def _refuse_known(name: str, layer: nn.Module) -> None:
 
 
 def _probe(model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
-    """Run three rows, change one, and look for a layer where another row moves."""
+    """Run rows of several kinds: the shapes must fit, nothing may be remembered, and no row may change another's output."""
+    rows = dissimilar_rows(input_shape)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    first = torch.rand((_ROWS, *input_shape), generator=generator)
-    second = first.clone()
-    second[0] = torch.rand(input_shape, generator=generator)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        outputs = [_layer_outputs(model, rows.to(device)) for rows in (first, second)]
+        with torch.no_grad():
+            logits = model(rows.to(device))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).splitlines()[0][:200]
         raise ModelError(f"the model does not take inputs of shape {list(input_shape)}: {reason}") from error
     changed = [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
     if changed:
         raise ModelError(f"buffer {changed[0]!r} changes in the forward pass, so it remembers examples; freeze that layer")
-    (logits, layers_first), (_, layers_second) = outputs
-    if logits.shape != (_ROWS, classes):
+    if logits.shape != (len(rows), classes):
         raise ModelError(
             f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {classes} classes; "
             "it must return logits of shape [rows, classes]"
         )
-    for name, rows in layers_first.items():
-        other = layers_second.get(name)
-        if other is not None and rows.shape == other.shape and len(rows) == _ROWS:
-            moved = (rows[1:] - other[1:]).abs().max() if rows[1:].numel() else torch.tensor(0.0)
-            if moved > 1e-4 * (1 + rows.abs().max()):
-                raise ModelError(
-                    f"layer {name!r} mixes examples: changing one row of the input changes the others; "
-                    "use a layer that treats each row alone"
-                )
-
-
-def _layer_outputs(model: nn.Module, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    seen: dict[str, Tensor] = {}
-
-    def remember(name: str):  # type: ignore[no-untyped-def]
-        def hook(layer: nn.Module, inputs: object, output: object) -> None:
-            if isinstance(output, Tensor) and name not in seen:
-                seen[name] = output.detach().clone()
-
-        return hook
-
-    handles = [layer.register_forward_hook(remember(name or "the model")) for name, layer in model.named_modules()]
-    try:
-        with torch.no_grad():
-            logits = model(rows)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return logits, seen
+    refuse_mixing(model, input_shape)

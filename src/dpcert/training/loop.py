@@ -41,7 +41,7 @@ from .state import (
     require_made_with,
     save_checkpoint,
 )
-from .step import Problem, StopAskedError, check_views, private_step
+from .step import Problem, StopAskedError, check_views, private_step, small_parts_change_no_bit
 
 OPTIMIZERS = ("sgd", "adam")
 _SECONDS_BETWEEN_EPSILONS = 20.0
@@ -350,7 +350,8 @@ def _problem(
     engines: tuple[Engine, ...],
 ) -> Problem:
     clip = Clip(method.clip_rule, settings.clip_norm)
-    return Problem(model, data.x_train, data.y_train, method, clip, engines, mechanism, optimizer, settings.physical_batch)
+    problem = Problem(model, data.x_train, data.y_train, method, clip, engines, mechanism, optimizer, settings.physical_batch)
+    return replace(problem, small_parts=small_parts_change_no_bit(problem))
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

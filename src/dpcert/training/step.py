@@ -1,13 +1,15 @@
 """One step of DP-CERT training (Algorithm 2 of the paper), a call a line."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..gradients.engine import Clip, ClippedSum, Engine, empty_sum, trainable
+from ..gradients.engine import Clip, ClippedSum, Engine, FirstOnly, empty_sum, trainable
 from ..methods import Method, Views
 from ..privacy.mechanism import Mechanism
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
@@ -35,14 +37,24 @@ class Problem:
     mechanism: Mechanism
     optimizer: torch.optim.Optimizer
     physical_batch: int
+    small_parts: bool = False  # whether `small_parts_change_no_bit` was seen to hold
     stop_asked: Callable[[], bool] = _never
+
+
+@dataclass(frozen=True)
+class Part:
+    """Positions start..stop of a batch, computed as `size` examples: the rest is padding."""
+
+    start: int
+    stop: int
+    size: int
 
 
 def private_step(problem: Problem, step: int) -> Tensor:
     """Sample, make views, take and clip per-example gradients, sum, add noise, divide by B, descend.
 
-    A function of (weights, optimiser state, data, key, step). `physical_batch`, the number of rows (examples x views) in
-    memory at once, does not change the result (up to the order of float64 additions). Returns the noised mean gradient.
+    A function of (weights, optimiser state, data, key, step). `physical_batch`, the most rows (examples x views) in
+    memory at once, changes the result by rounding only. Returns the noised mean gradient.
     """
     batch = torch.from_numpy(problem.mechanism.sample(len(problem.images), step))
     clipped = clipped_sum(problem, batch, step, problem.physical_batch)
@@ -53,32 +65,105 @@ def private_step(problem: Problem, step: int) -> Tensor:
 
 def clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> ClippedSum:
     """The clipped sum over the whole batch, `rows` rows at a time; half as many where they do not fit in memory."""
-    parts = _parts(len(batch), rows // problem.method.views.count, len(problem.engines))
 
-    def work(engine: Engine, part: slice) -> ClippedSum:
-        return _clipped_sum_of(problem, engine, batch[part], part, step)
+    def work(engine: Engine, part: Part) -> ClippedSum:
+        return _clipped_sum_of(problem, engine, batch[part.start : part.stop], part, step)
 
     total = empty_sum(problem.model, problem.clip)
     try:
-        for clipped in share(problem.engines, work, parts):
+        for clipped in share(problem.engines, work, _parts(len(batch), _part_sizes(problem, rows))):
             total = total + clipped
             if problem.stop_asked():  # a large batch may take longer than the one who asked will wait
                 raise StopAskedError
     except RuntimeError as error:
-        if "memory" not in str(error).lower() or rows < 2 * problem.method.views.count:
+        if not _is_about_memory(error) or rows < 2 * problem.method.views.count:
             raise
         return clipped_sum(problem, batch, step, rows // 2)
     return total
 
 
-def _clipped_sum_of(problem: Problem, engine: Engine, indices: Tensor, part: slice, step: int) -> ClippedSum:
+def _clipped_sum_of(problem: Problem, engine: Engine, indices: Tensor, part: Part, step: int) -> ClippedSum:
+    """The clipped sum of one part, padded to the part's size with examples that count for nothing."""
     device = next(problem.model.parameters()).device
-    x, labels = problem.images[indices].to(device), problem.labels[indices].to(device)
+    missing = part.size - len(indices)
+    x, labels = (
+        F.pad(values[indices].to(device), (0, 0) * (values.ndim - 1) + (0, missing))
+        for values in (problem.images, problem.labels)
+    )
     views_of = problem.method.views_at(step * problem.mechanism.plan.sampling_probability)
     shape, key = (views_of.copies, *x.shape[1:]), problem.mechanism.key
-    noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.stop, shape, device, step)
+    noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.start + part.size, shape, device, step)
     views = views_of(problem.model, x, labels, noise)
-    return engine(problem.model, problem.method.loss, views, labels, problem.clip)
+    clipped = engine(problem.model, problem.method.loss, views, labels, FirstOnly(problem.clip, len(indices)))
+    return ClippedSum(clipped.value, clipped.sensitivity, clipped.norms[: len(indices)])
+
+
+def _part_sizes(problem: Problem, rows: int) -> tuple[int, int]:
+    """(large, small): the sizes of all parts of all steps, from public numbers only.
+
+    A kernel may add in another order for another number of rows. If a part had as many rows as there happen to be
+    records, one record more or less could move the others' gradients by a rounding error each. With fixed sizes it cannot.
+    """
+    workers, expected = len(problem.engines), problem.mechanism.plan.batch_size
+    most = max(1, rows // problem.method.views.count)
+    each = expected / (workers * -(-expected // (most * workers)))
+    if most < POSITIONS_PER_BLOCK:
+        return most, most
+    if problem.small_parts:
+        large = _whole_blocks(each, most)
+        return large, _whole_blocks(large / 4, most)
+    headroom = 2 * math.sqrt(expected) / workers  # so that hardly a batch needs one part more
+    large = _whole_blocks(min(each + headroom + POSITIONS_PER_BLOCK, expected + headroom), most)
+    return large, large
+
+
+def _whole_blocks(size: float, most: int) -> int:
+    """Whole blocks of view noise, at least one: no block is drawn twice."""
+    return max(1, int(min(size, most)) // POSITIONS_PER_BLOCK) * POSITIONS_PER_BLOCK
+
+
+def _parts(total: int, sizes: tuple[int, int]) -> list[Part]:
+    """Positions 0..total in large parts as long as they are full, then in small ones."""
+    large, small = sizes
+    parts, start = [], 0
+    while start < total:
+        size = large if total - start >= large else small
+        parts.append(Part(start, min(start + size, total), size))
+        start += size
+    return parts
+
+
+def small_parts_change_no_bit(problem: Problem) -> bool:
+    """Whether an example's gradient is the same to the bit in a small part as in a large one, seen on this machine.
+
+    Compared by the float64 norms of made-up examples, in the threads that take the steps.
+    """
+    large, small = _part_sizes(replace(problem, small_parts=True), problem.physical_batch)
+    device = next(problem.model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    views = torch.rand((large, problem.method.views.count, *problem.images.shape[1:]), generator=generator).to(device)
+    labels = torch.zeros(large, dtype=torch.long, device=device)
+
+    def norms(engine: Engine, part: Part) -> Tensor:
+        padded = torch.zeros((part.size, *views.shape[1:]), device=device)
+        padded[: part.stop - part.start] = views[part.start : part.stop]
+        clipped = engine(problem.model, problem.method.loss, padded, labels[: part.size], problem.clip)
+        return clipped.norms[: part.stop - part.start]
+
+    if large == small:
+        return True
+    try:
+        whole, *_ = share(problem.engines, norms, [Part(0, large, large)])
+        in_small = list(share(problem.engines, norms, _parts(large, (large + 1, small))))
+    except RuntimeError as error:
+        if _is_about_memory(error):  # the steps will find what fits
+            return False
+        raise
+    return torch.equal(whole, torch.cat(in_small))
+
+
+def _is_about_memory(error: RuntimeError) -> bool:
+    return "memory" in str(error).lower()
 
 
 def check_views(views: Views, model: nn.Module, input_shape: tuple[int, ...]) -> None:
@@ -104,12 +189,3 @@ def _descend(problem: Problem, gradient: Tensor) -> None:
         parameter.grad = part.view_as(parameter).to(parameter.dtype)
     problem.optimizer.step()
     problem.optimizer.zero_grad(set_to_none=True)
-
-
-def _parts(total: int, size: int, workers: int) -> list[slice]:
-    """Positions 0..total in parts of at most about `size`, whole blocks of noise each, as many for every worker."""
-    rounds = -(-total // (max(1, size) * workers))
-    each = max(1, -(-total // max(1, rounds * workers)))
-    if size > POSITIONS_PER_BLOCK:
-        each = -(-each // POSITIONS_PER_BLOCK) * POSITIONS_PER_BLOCK  # no block is drawn twice
-    return [slice(start, min(start + each, total)) for start in range(0, total, each)]

@@ -6,11 +6,12 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from .._validate import finite_in, integer_in
 from ..errors import ConfigError
 from ..input_gradients import for_input_gradients
+from ..isolation import keeps_rows_apart
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class SmoothAdv:
     normalised gradient (along eta_1 where that is 0: a random direction that the same noise gives again), then back into
     [0, 1] and into the ball. The radius grows linearly over the first `warmup` epochs (`at`).
 
-    Loss and step are written for one example and mapped over the batch; only the model sees all rows, and it has been
-    checked to treat each alone. A function of (model, x, y, noise): the same arguments give the same views.
+    Loss and step are written for one example and mapped over the batch. Only a model that provably treats rows alone sees
+    all of them at once. A function of (model, x, y, noise): the same arguments give the same views.
     """
 
     sigma: float = 0.5
@@ -59,9 +60,10 @@ class SmoothAdv:
         if len(x) == 0:
             return noise.new_empty((0, self.count, *x.shape[1:]))
         target = for_input_gradients(model)
+        gradients = uphill if keeps_rows_apart(model, tuple(x.shape[1:])) else uphill_of_each
         eta, moved = self.sigma * noise, x
         for _ in range(self.steps):
-            moved = vmap(self._move)(x, moved, uphill(target, moved, labels, eta), eta[:, 0])
+            moved = vmap(self._move)(x, moved, gradients(target, moved, labels, eta), eta[:, 0])
         noisy = moved.unsqueeze(1) + eta
         return torch.cat([x.unsqueeze(1), noisy], dim=1) if self.keep_original else noisy
 
@@ -92,6 +94,16 @@ def uphill(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         logits = model((x.unsqueeze(1) + eta).flatten(0, 1)).unflatten(0, eta.shape[:2])
         (gradient,) = torch.autograd.grad(vmap(loss_of_one)(logits, labels).sum(), x)
+    return gradient
+
+
+def uphill_of_each(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
+    """`uphill` for a model that might mix rows: it runs on the copies of one example, mapped over the examples."""
+
+    def loss(x: Tensor, label: Tensor, eta: Tensor) -> Tensor:
+        return loss_of_one(model(x + eta), label)
+
+    gradient: Tensor = vmap(grad(loss))(x.detach(), labels, eta)
     return gradient
 
 

@@ -1,0 +1,50 @@
+"""``dpcert pretrain``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import _options as o
+
+
+def pretrain(
+    data: Annotated[
+        Path, typer.Option(metavar="PUBLIC.npz", help="Public images: arrays x (uint8), y and, optionally, source.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Weights to write; the card goes next to it as .md.")],
+    model: Annotated[str, typer.Option(help="resnet-32 (0.73 M parameters) or resnet-48 (1.6 M).")] = "resnet-32",
+    epochs: Annotated[int, typer.Option(help="Passes over the public images.")] = 24,
+    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 256,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.4,
+    seed: Annotated[int, typer.Option(help="Fixes initialization, order and noise.")] = 0,
+    describe: Annotated[str, typer.Option(help="What the images are, for the card.", show_default="the file's name")] = "",
+    license_: Annotated[str, typer.Option("--license", help="License of the images, for the card.")] = "not stated",
+    device: o.Device = None,
+) -> None:
+    """Pretrain a backbone on PUBLIC images with Gaussian noise, without privacy. Rerun the same command to resume.
+
+    Never give it private images: nothing in the result is private. Images that nearly repeat CIFAR-10 are left out.
+
+    Example:  dpcert pretrain --data public32.npz --out backbone.safetensors --epochs 24
+    """
+    import torch
+
+    from ..data.registry import PRIVATE_SKETCHES
+    from ..pretraining.images import load_public
+    from ..pretraining.settings import Settings
+    from ..pretraining.train import pretrain as run
+    from ..store.durable import sha256_hex
+    from ._show import progress_bar
+
+    settings = Settings(model=model, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+    if out.exists():
+        typer.echo(f"{out} is already there, nothing to do; remove it to pretrain again")
+        return
+    images = load_public(data, PRIVATE_SKETCHES)
+    about = {"data": describe or data.name, "license": license_, "data_sha256": sha256_hex(images.images.tobytes())}
+    with progress_bar("pretrain", "steps") as training:
+        card = run(images, out, settings, about=about, device=torch.device(device or "cpu"), progress=training)
+    for sigma, accuracy in card["accuracy"].items():
+        typer.echo(f"sigma {sigma}: {accuracy:.1%} of the held-out public images")
+    typer.echo(f"weights: {out}\ncard: {out.with_suffix('.md')}")

@@ -1,0 +1,104 @@
+"""A small residual network for 32 x 32 color images: the backbone that `dpcert pretrain` trains on public images."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ModelError
+
+_SMALLEST_SIDE = 8
+
+
+class Normalize(nn.Module):
+    """Pixels in [0, 1] to about zero mean and unit variance. A fixed layer: noise is added in the user's pixel units."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((channels, 1, 1), 0.5))
+        self.register_buffer("scale", torch.full((channels, 1, 1), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(x - mean) / scale."""
+        return (x - self.mean) / self.scale
+
+
+class Standardize(nn.Module):
+    """Features to zero mean and unit variance by statistics of *public* images, fixed since pretraining."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("scale", torch.ones(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(x - mean) / scale."""
+        return (x - self.mean) / self.scale
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions with a shortcut around them (He et al. 2016)."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        same = stride == 1 and width_in == width
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(x + f(x))."""
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A 4 x 4 stem of stride 2, three stages of two blocks, the mean over positions, fixed scales, a linear head.
+
+    BatchNorm statistics belong to pretraining: private training uses the model in evaluation mode, where BatchNorm is a
+    fixed affine map of each channel.
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int], classes: int, width: int) -> None:
+        super().__init__()
+        channels, height, side = input_shape
+        if min(height, side) < _SMALLEST_SIDE:
+            raise ModelError(
+                f"model 'resnet' needs images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, got {height} x {side}"
+            )
+        self.normalize = Normalize(channels)
+        self.stem = nn.Conv2d(channels, width, 4, stride=2, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(width)
+        self.stage1 = nn.Sequential(Block(width, width, 1), Block(width, width, 1))
+        self.stage2 = nn.Sequential(Block(width, 2 * width, 2), Block(2 * width, 2 * width, 1))
+        self.stage3 = nn.Sequential(Block(2 * width, 4 * width, 2), Block(4 * width, 4 * width, 1))
+        self.standardize = Standardize(4 * width)
+        self.head = nn.Linear(4 * width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The mean over positions of the last stage, ``[n, 4 * width]``."""
+        x = F.relu(self.stem_norm(self.stem(self.normalize(x))))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        return x.mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[n, classes]`` of images in [0, 1]."""
+        logits: Tensor = self.head(self.standardize(self.features(x)))
+        return logits
+
+
+WIDTHS = {"resnet-32": 32, "resnet-48": 48}
+
+
+def resnet(name: str, input_shape: tuple[int, int, int], classes: int) -> ResNet:
+    """A backbone by name: its number is the width of the first stage; the others have two and four times as much."""
+    return ResNet(input_shape, classes, WIDTHS[name])

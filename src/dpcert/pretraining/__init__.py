@@ -1,0 +1,1 @@
+"""Non-private pretraining on public images, with Gaussian noise: the weights that private fine-tuning starts from."""
