@@ -50,6 +50,7 @@ JOINTS = {
     "training/audit",
     "training/step",
     "training/state",
+    "training/provenance",
     "analysis/examples",
     "attacks/measure",
     "certification/smooth",

@@ -30,7 +30,7 @@ def pretrain(
     """
     import torch
 
-    from ..data.registry import PRIVATE_SKETCHES
+    from ..data.registry import private_sketches
     from ..pretraining.images import load_public
     from ..pretraining.settings import Settings
     from ..pretraining.train import pretrain as run
@@ -41,7 +41,7 @@ def pretrain(
     if out.exists():
         typer.echo(f"{out} is already there, nothing to do; remove it to pretrain again")
         return
-    images = load_public(data, PRIVATE_SKETCHES)
+    images = load_public(data, private_sketches())
     about = {"data": describe or data.name, "license": license_, "data_sha256": sha256_hex(images.images.tobytes())}
     with progress_bar("pretrain", "steps") as training:
         card = run(images, out, settings, about=about, device=torch.device(device or "cpu"), progress=training)

@@ -12,7 +12,7 @@ The file holds no time, host, path or resume event: two runs with the same seeds
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from .accounting import GaussianSteps
 
 FORMAT = 1
 GENESIS = "0" * 64
+# `initial_weights` of the first line (absent in older ledgers): nothing known against them, trained on these records within
+# the `earlier` steps, or trained on them without privacy.
+ASSUMED_INDEPENDENT, TRAINED_BEFORE, NOT_PRIVATE = "assumed independent of the records", "trained before", "not private"
 Event = dict[str, Any]
 
 
@@ -69,7 +72,27 @@ class Ledger:
         return ("\n".join(lines) + "\n").encode()
 
     def releases(self) -> Iterator[GaussianSteps]:
-        """The charged steps, as the accountant understands them."""
+        """All that was ever released about these records: earlier trainings of the initial weights, then the charged steps."""
+        yield from self.earlier
+        yield from self.own_releases()
+
+    @property
+    def earlier(self) -> tuple[GaussianSteps, ...]:
+        """The steps that the initial weights had already taken on these records, as the first line states them."""
+        return tuple(GaussianSteps(**block) for block in self.opening.get("earlier", ()))
+
+    @staticmethod
+    def earlier_facts(releases: Iterable[GaussianSteps]) -> list[dict[str, Any]]:
+        """What the first line says about such steps; equal ones are joined."""
+        merged: dict[tuple[float, float], int] = {}
+        for release in releases:
+            setting = (release.noise_multiplier, release.sampling_probability)
+            merged[setting] = merged.get(setting, 0) + release.steps
+        names = ("noise_multiplier", "sampling_probability", "steps")
+        return [dict(zip(names, (*setting, steps), strict=True)) for setting, steps in merged.items()]
+
+    def own_releases(self) -> Iterator[GaussianSteps]:
+        """The steps charged here, as the accountant understands them."""
         for event in self._events:
             if event["event"] == "authorise":
                 yield GaussianSteps(event["noise_multiplier"], event["sampling_probability"], event["steps"])
@@ -180,6 +203,8 @@ class Ledger:
         try:
             if first:
                 in_order = kind == "open" and event["format"] == FORMAT
+                for block in event.get("earlier", ()):
+                    GaussianSteps(**block)
             elif kind == "authorise":
                 GaussianSteps(event["noise_multiplier"], event["sampling_probability"], event["steps"])
                 in_order = not self.is_closed and event["first_step"] == self.steps_authorised

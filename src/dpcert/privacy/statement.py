@@ -11,9 +11,10 @@ from .._validate import finite_in, integer_in
 from ..errors import LedgerError
 from ..rounding import ceil_text
 from . import accounting
-from .ledger import Ledger
+from .ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, Ledger
 
 TUNING = "not charged"  # best-of-k: choosing among several runs spends privacy that no ledger of one run can see
+SEEN_WITHOUT_PRIVACY = "the initial weights were trained on these records without privacy"
 _PACKAGES = ("torch", "dp-accounting")  # what computed the weights, and what computed epsilon
 _NEIGHBOURS = {accounting.RELATION: "data sets that differ by adding or removing one record"}
 _NOISE = {"secret": "The noise came from a secret key, destroyed with the last step.", "seeded": "The noise seed is known."}
@@ -42,6 +43,7 @@ class Statement:
     noise_source: str = "secret"
     tuning: str = TUNING
     versions: Mapping[str, str] | None = None
+    earlier: tuple[accounting.GaussianSteps, ...] = ()  # steps that the initial weights had taken on these records
 
     @property
     def short(self) -> str:
@@ -102,15 +104,7 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
     facts = _checked(ledger.opening)
     releases = list(ledger.releases())
     relation = facts.get("relation", accounting.RELATION)
-    missing = {
-        "gradients are not clipped": facts["clip_rule"] != "none",
-        "no noise is added": all(release.noise_multiplier > 0 for release in releases) and facts["noise_multiplier"] > 0,
-        f"batches are {facts['sampling']}, not Poisson": facts["sampling"] == "poisson",
-        "the noise seed is known": facts["noise_source"] == "secret",
-        f"neighbours are {relation}, which the accountant does not know": relation == accounting.RELATION,
-        "the noise is far too small for so many steps": not accounting.is_beyond_reach(releases),
-    }
-    reason = next((name for name, holds in missing.items() if not holds), None)
+    reason = why_not_private(ledger)
     delta = facts["delta"]
     epsilon = math.inf if reason else accounting.compose(releases, delta)
     if reason is None and math.isinf(epsilon):
@@ -124,12 +118,29 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
         sampling_probability=facts["sampling_probability"],
         steps=ledger.steps_authorised,
         clip_norm=facts["clip_norm"],
-        conditions=tuple(_conditions(facts, ledger.is_closed)),
+        conditions=tuple(_conditions(facts, ledger)),
         relation=relation,
         sampling=facts["sampling"],
         noise_source=facts["noise_source"],
         versions=versions,
+        earlier=ledger.earlier,
     )
+
+
+def why_not_private(ledger: Ledger) -> str | None:
+    """The first condition of a finite epsilon that the ledger does not meet; None where it meets all."""
+    facts, releases = _checked(ledger.opening), list(ledger.releases())
+    relation = facts.get("relation", accounting.RELATION)
+    conditions = {
+        "gradients are not clipped": facts["clip_rule"] != "none",
+        "no noise is added": all(release.noise_multiplier > 0 for release in releases) and facts["noise_multiplier"] > 0,
+        f"batches are {facts['sampling']}, not Poisson": facts["sampling"] == "poisson",
+        "the noise seed is known": facts["noise_source"] == "secret",
+        SEEN_WITHOUT_PRIVACY: facts.get("initial_weights") != NOT_PRIVATE,
+        f"neighbours are {relation}, which the accountant does not know": relation == accounting.RELATION,
+        "the noise is far too small for so many steps": not accounting.is_beyond_reach(releases),
+    }
+    return next((name for name, holds in conditions.items() if not holds), None)
 
 
 def _checked(facts: Any) -> Any:
@@ -149,9 +160,16 @@ def _checked(facts: Any) -> Any:
     return facts
 
 
-def _conditions(facts: Any, closed: bool) -> list[str]:
+def _conditions(facts: Any, ledger: Ledger) -> list[str]:
     size = facts["dataset_size"]
     conditions = []
+    if ledger.earlier:
+        steps = sum(release.steps for release in ledger.earlier)
+        conditions.append(
+            f"The initial weights had already been trained on these records; epsilon covers those {steps} steps too."
+        )
+    elif facts.get("initial_weights") == ASSUMED_INDEPENDENT:
+        conditions.append("The initial weights must not depend on the training records.")
     if not facts["size_given"]:
         conditions.append(f"The size of the training set, N = {size}, is treated as public.")
     if not facts["classes_given"]:
@@ -161,7 +179,7 @@ def _conditions(facts: Any, closed: bool) -> list[str]:
     if facts["delta"] * size >= 1:
         conditions.append(f"delta is not below 1/N = {1 / size:.2g}: such a promise is weak.")
     conditions.append("Choosing settings by looking at several runs is not charged.")
-    if not closed:
+    if not ledger.is_closed:
         conditions.append("The run is not finished; steps are charged a block at a time, before they run.")
     return conditions
 

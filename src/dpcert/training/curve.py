@@ -76,7 +76,8 @@ def epsilon_after(step: int, statement: Statement, coarser: float = 1.0) -> floa
     """Epsilon of the first `step` steps of a finished run; infinite where it is not private."""
     if not statement.private or step >= statement.steps:
         return statement.epsilon if statement.private else math.inf
-    return compose([GaussianSteps(statement.noise_multiplier, statement.sampling_probability, step)], statement.delta, coarser)
+    own = GaussianSteps(statement.noise_multiplier, statement.sampling_probability, step)
+    return compose([*statement.earlier, own], statement.delta, coarser)
 
 
 def _epochs(step: int, plan: Plan) -> float:

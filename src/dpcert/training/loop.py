@@ -1,6 +1,7 @@
 """The training loop: charge, step, checkpoint; go on after a crash; stop cleanly when asked to."""
 
 import contextlib
+import json
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from ..gradients.choose import ENGINES, choose
 from ..gradients.engine import Clip, Engine, trainable
 from ..methods import Method
 from ..models.check import check_model
-from ..privacy.ledger import Ledger
+from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
 from ..privacy.mechanism import STEPS_PER_BLOCK, Mechanism, Plan, make_plan, opening_facts
 from ..privacy.statement import Statement, installed_versions, recorded_versions, state
 from ..progress import Progress, silent
@@ -31,6 +32,7 @@ from ..store.runs import RunDirectory
 from ..workers import worker_count
 from .curve import Point, watcher
 from .curve import file_of as curve_file
+from .provenance import initial_facts, remember, tensor_digests
 from .state import (
     Origin,
     data_identity,
@@ -117,6 +119,8 @@ def fit(
 ) -> Run:
     """Train `model` in place, or go on where `directory` stopped; on a finished run only load it.
 
+    A model that has already seen some of the records in this process is charged for both trainings (`provenance`).
+
     Everything that can be wrong is checked before the ledger opens. `labels` are public facts for the model's header.
     `claim` is called once the directory is ours; it writes the config there and returns its SHA-256.
     """
@@ -132,17 +136,20 @@ def fit(
     check_views(method.views, model, data.input_shape)
     for remark in method.remarks:
         warnings.warn(remark, DpcertWarning, stacklevel=2)
+    initial = initial_facts(model, data.x_train)
     if directory is None:
+        _warn_of_warm_start(initial)
         key = _new_key(settings)
-        ledger = _open_ledger(None, key, plan, settings)
-        _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, progress)
+        ledger = _open_ledger(None, key, plan, settings, initial)
+        with _remembering(model, data, ledger):
+            _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, progress)
         return Run(model, ledger, state(ledger, installed_versions()), plan)
     directory.create()
     with directory.locked():
         facts = {**(labels or {}), **({"config_sha256": claim()} if claim is not None else {})}
         if is_finished(directory):
-            return _reload(directory, model, plan, settings, facts.get("config_sha256"))
-        return _fit_in(directory, model, data, method, settings, plan, optimizer, engines, facts, progress)
+            return _reload(directory, model, data, plan, settings, facts.get("config_sha256"))
+        return _fit_in(directory, model, data, method, settings, plan, optimizer, engines, facts, initial, progress)
 
 
 def is_finished(directory: RunDirectory) -> bool:
@@ -160,28 +167,33 @@ def _fit_in(
     optimizer: torch.optim.Optimizer,
     engines: tuple[Engine, ...],
     labels: dict[str, str],
+    initial: dict[str, Any],
     progress: Progress,
 ) -> Run:
     resumed = load_checkpoint(directory, model, optimizer)
     key = directory.load_key()
     if resumed is None:
         _refuse_to_begin_again(directory)
+        _warn_of_warm_start(initial)
         key = _new_key(settings)
-        origin = Origin(data_identity(key, data.x_train, data.y_train), labels.get("config_sha256"))
+        origin = Origin(data_identity(key, data.x_train, data.y_train), labels.get("config_sha256"), canonical_json(initial))
         directory.store_key(key)
         save_checkpoint(directory, 0, model, optimizer, "", origin)  # the initial weights: step 0 can be replayed
         first, head = 0, ""
     else:
         if key is None:
             raise RunError(f"{directory.key} is missing; without it the same steps cannot be taken again: use another --out")
-        origin = Origin(data_identity(key, data.x_train, data.y_train), labels.get("config_sha256"))
+        origin = Origin(
+            data_identity(key, data.x_train, data.y_train), labels.get("config_sha256"), resumed.origin.initial_weights
+        )
         _refuse_other_origin(directory, resumed.origin, origin)
         first, head = resumed.step, resumed.ledger_head
-    ledger = _continue_ledger(directory.ledger, key, plan, settings, head)
+    ledger = _continue_ledger(directory.ledger, key, plan, settings, head, json.loads(origin.initial_weights))
     mechanism = Mechanism(plan, key, ledger)
     problem = _problem(model, data, method, settings, mechanism, optimizer, engines)
     points = [] if resumed is None else resumed.curve
-    _steps(problem, first, progress, _Keeper(directory, origin, watcher(model, data, plan), points))
+    with _remembering(model, data, ledger):
+        _steps(problem, first, progress, _Keeper(directory, origin, watcher(model, data, plan), points))
     if not ledger.is_closed:
         ledger.close()
     statement = state(ledger, installed_versions())
@@ -214,12 +226,15 @@ def _refuse_other_origin(directory: RunDirectory, before: Origin, now: Origin) -
         raise RunError(f"{directory.config} was changed since this run began; restore it from a copy, or use another --out")
 
 
-def _reload(directory: RunDirectory, model: nn.Module, plan: Plan, settings: Settings, config_sha256: str | None) -> Run:
+def _reload(
+    directory: RunDirectory, model: nn.Module, data: Dataset, plan: Plan, settings: Settings, config_sha256: str | None
+) -> Run:
     ledger = Ledger.load(directory.ledger)
     _refuse_other_plan(ledger, plan, settings)
     weights, header = read_model(directory.model)
     require_made_with(directory, header, ledger, config_sha256)
-    load_weights(model, weights, directory.model)
+    with _remembering(model, data, ledger):
+        load_weights(model, weights, directory.model)
     directory.forget_secrets()  # a crash may have come between the last write and this
     return Run(model, ledger, state(ledger, recorded_versions(header)), plan, directory.path)
 
@@ -311,18 +326,38 @@ def _mac_key(key: bytes) -> bytes:
     return stream_bytes(key, Purpose.LEDGER_MAC, KEY_BYTES)
 
 
-def _open_ledger(path: Path | None, key: bytes, plan: Plan, settings: Settings) -> Ledger:
+def _open_ledger(path: Path | None, key: bytes, plan: Plan, settings: Settings, initial: dict[str, Any]) -> Ledger:
     ledger = Ledger(path, _mac_key(key))
-    ledger.open(opening_facts(plan, noise_is_secret=settings.noise_seed is None))
+    ledger.open({**opening_facts(plan, noise_is_secret=settings.noise_seed is None), **initial})
     return ledger
 
 
-def _continue_ledger(path: Path, key: bytes, plan: Plan, settings: Settings, head: str) -> Ledger:
+@contextlib.contextmanager
+def _remembering(model: nn.Module, data: Dataset, ledger: Ledger) -> Iterator[None]:
+    """Whatever happens inside, the module knows afterwards that it has seen the records as far as the ledger says."""
+    before = tensor_digests(model)
+    try:
+        yield
+    finally:
+        remember(model, before, data.x_train, ledger)
+
+
+def _warn_of_warm_start(initial: dict[str, Any]) -> None:
+    if initial.get("initial_weights") != ASSUMED_INDEPENDENT:
+        warnings.warn(
+            "this model has already been trained on these records, so the privacy statement covers both trainings; "
+            "for a budget of its own start from a new model",
+            DpcertWarning,
+            stacklevel=3,
+        )
+
+
+def _continue_ledger(path: Path, key: bytes, plan: Plan, settings: Settings, head: str, initial: dict[str, Any]) -> Ledger:
     """The ledger of a run that goes on; the checkpoint's head must be one of its lines."""
     if not path.exists():
         if head:
             raise LedgerError(f"ledger {path} is missing although steps were taken; restore it from a copy")
-        return _open_ledger(path, key, plan, settings)
+        return _open_ledger(path, key, plan, settings, initial)
     ledger = Ledger.load(path, _mac_key(key))
     if head and not ledger.contains(head):
         raise LedgerError(f"ledger {path} does not hold the entry the checkpoint stands on (it was cut); restore it")

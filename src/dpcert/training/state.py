@@ -24,6 +24,7 @@ from .curve import Point
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _TEXTS = ("checkpoint", "sha256", "ledger_head", "data_identity")
 _STATE_TYPES = {"step": (int,), **dict.fromkeys(_TEXTS, (str,)), "config_sha256": (str, type(None)), "curve": (list,)}
+_STATE_TYPES |= {"initial_weights": (str,)}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Origin:
 
     data_identity: str
     config_sha256: str | None
+    initial_weights: str = "{}"  # canonical JSON of what the ledger's first line says about them
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.
         raise RunError(f"{file} does not fit the optimiser; this run cannot be continued, start another with --out")
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-    origin = Origin(state["data_identity"], state["config_sha256"])
+    origin = Origin(state["data_identity"], state["config_sha256"], state["initial_weights"])
     return Resumed(state["step"], state["ledger_head"], origin, state["curve"])
 
 
@@ -118,7 +120,12 @@ def _read_state(path: Path) -> dict[str, Any]:
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
         intact = intact and text == canonical_json({**state, "check": check}) + "\n"
-        state = {"config_sha256": None, "curve": [], **state}  # a run begun before these were noted can go on
+        state = {
+            "config_sha256": None,
+            "curve": [],
+            "initial_weights": "{}",
+            **state,
+        }  # a run begun before these were noted can go on
         intact = intact and state.keys() == _STATE_TYPES.keys()
         intact = intact and all(type(state[name]) in kinds for name, kinds in _STATE_TYPES.items())  # True is no step
         state["curve"] = [_point(values) for values in state["curve"]]

@@ -1,0 +1,102 @@
+"""What a module's weights have already seen, so that a second training on the same records is not taken for a first one.
+
+`dpcert.train` trains in place. Weights that have seen a record depend on it, so the epsilon of another training alone would
+be too small. What was seen is remembered on the module, and by the digests of its trained tensors (for weights that were
+copied into another module). A later training on any of the same records composes with the earlier ones; where those were not
+private, nothing finite can be said.
+
+Only this process is covered. Weights that come from a file or another program carry no such memory: the privacy statement
+names the condition that initial weights must not depend on the records.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..privacy.accounting import GaussianSteps
+from ..privacy.ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, TRAINED_BEFORE, Ledger
+from ..privacy.statement import SEEN_WITHOUT_PRIVACY, why_not_private
+
+_ATTRIBUTE = "dpcert_seen"
+_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One training: which records, and what it charged for them (None: it was not private)."""
+
+    records: np.ndarray
+    releases: tuple[GaussianSteps, ...] | None
+
+    def __deepcopy__(self, memo: object) -> "Seen":
+        return self
+
+
+_SEEN_BY_TENSOR: dict[bytes, tuple[Seen, ...]] = {}
+
+
+def initial_facts(model: nn.Module, images: Tensor) -> dict[str, Any]:
+    """What the ledger's first line says about the initial weights."""
+    history = _history(model)
+    records = record_hashes(images) if history else np.empty(0, dtype=np.uint64)
+    again = [seen for seen in history if len(np.intersect1d(seen.records, records))]
+    if any(seen.releases is None for seen in again):
+        return {"initial_weights": NOT_PRIVATE}
+    earlier = [release for seen in again for release in seen.releases or ()]
+    if not earlier:
+        return {"initial_weights": ASSUMED_INDEPENDENT}
+    return {"initial_weights": TRAINED_BEFORE, "earlier": Ledger.earlier_facts(earlier)}
+
+
+def remember(model: nn.Module, before: dict[str, bytes], images: Tensor, ledger: Ledger) -> None:
+    """Note that `model`, whose tensors had the digests `before`, was trained on `images` as `ledger` says."""
+    private = why_not_private(ledger) in (None, SEEN_WITHOUT_PRIVACY)  # earlier trainings are in the history already
+    own = tuple(ledger.own_releases()) if private else None
+    history = (*_history(model), Seen(record_hashes(images), own))
+    setattr(model, _ATTRIBUTE, history)
+    for name, digest in tensor_digests(model).items():
+        if before.get(name) != digest:
+            _SEEN_BY_TENSOR[digest] = history
+
+
+def tensor_digests(model: nn.Module) -> dict[str, bytes]:
+    """A digest of each parameter; constant ones (a bias of zeros) are left out, since any fresh model has them."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().cpu().contiguous().flatten()
+        if values.numel() and not bool((values == values[0]).all()):
+            found[name] = hashlib.blake2b(values.view(torch.uint8).numpy().data, digest_size=16).digest()
+    return found
+
+
+def _history(model: nn.Module) -> tuple[Seen, ...]:
+    """Every training that these weights carry, each once."""
+    known: Iterable[Seen] = getattr(model, _ATTRIBUTE, ())
+    by_tensor = (seen for digest in tensor_digests(model).values() for seen in _SEEN_BY_TENSOR.get(digest, ()))
+    return tuple(dict.fromkeys([*known, *by_tensor]))
+
+
+def record_hashes(images: Tensor) -> np.ndarray:
+    """A 64-bit hash of each record under a key of this process: equal records have equal hashes."""
+    width = -(-images[0].numel() * images.element_size() // 8)
+    words = np.zeros((min(len(images), _ROWS), width * 8), dtype=np.uint8)
+    hashes = np.empty(len(images), dtype=np.uint64)
+    for start in range(0, len(images), _ROWS):
+        rows = images[start : start + _ROWS].contiguous().flatten(1).view(torch.uint8).numpy()
+        words[: len(rows), : rows.shape[1]] = rows
+        numbers = words[: len(rows)].view(np.uint64)
+        hashes[start : start + len(rows)] = (numbers * _multipliers(width)).sum(axis=1, dtype=np.uint64)
+    return hashes
+
+
+@cache
+def _multipliers(width: int) -> np.ndarray:
+    drawn = np.frombuffer(secrets.token_bytes(8 * width), dtype=np.uint64)
+    return drawn | np.uint64(1)
