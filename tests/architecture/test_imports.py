@@ -19,6 +19,7 @@ RANK = {
     "rng": 1,
     "workers": 1,
     "isolation": 1,
+    "interrupts": 1,
     "losses": 1,
     "input_gradients": 1,
     "store": 2,
@@ -68,6 +69,7 @@ JOINTS = {
     "models/registry",
     "store/runs",
     "store/growing",
+    "store/tensors",
     "store/records",
     "store/metrics",
 }

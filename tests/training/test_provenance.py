@@ -48,7 +48,9 @@ def test_the_same_cell_run_twice_is_charged_twice(evidence):
     assert second.epsilon == composed(first, second) and third.epsilon == composed(first, second, third)
     assert "epsilon covers those 5 steps too" in str(second.statement)
     assert "The initial weights must not depend on the training records." in str(first.statement)
-    evidence("D22", figure="a second and third training composed with those before", trials=3, twin="each alone: below the truth")
+    evidence(
+        "D22", figure="a second and third training composed with those before", trials=3, twin="each alone: below the truth"
+    )
 
 
 def test_twin_each_training_alone_is_below_the_truth():

@@ -8,6 +8,7 @@ import safetensors.torch
 
 from ..models.resnet import ResNet
 from ..store.durable import canonical_json, sha256_hex, write_atomically
+from ..store.tensors import with_sorted_header
 from .images import NOISE_LAW, PublicImages
 from .settings import Settings
 
@@ -26,7 +27,7 @@ def write(out: Path, model: ResNet, settings: Settings, data: PublicImages, fact
     }
     tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     metadata = {"dpcert_card": canonical_json(card), "data_sketch": canonical_json(data.sketch)}
-    body = safetensors.torch.save(tensors, metadata=metadata)
+    body = with_sorted_header(safetensors.torch.save(tensors, metadata=metadata))
     write_atomically(out, body)
     write_atomically(out.with_suffix(".md"), _page(out.name, card, sha256_hex(body)).encode())
     return card

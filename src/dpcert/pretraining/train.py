@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import DataError, RunError
+from ..interrupts import Interrupted, stop_requests
 from ..models.resnet import ResNet, resnet
 from ..progress import Progress, silent
 from ..rng import Purpose, bulk_normal, key_from_seed
@@ -83,7 +84,7 @@ def _run(
     saved = time.monotonic()
     device = next(state.model.parameters()).device
     state.model.train()
-    try:
+    with stop_requests() as asked_to_stop:
         for rows in _batches(state.step, steps, len(data), settings, key):
             x = noisy_batch(data, rows, key, state.step, device)
             loss = _loss(state.model(x), data, rows, settings)
@@ -91,12 +92,11 @@ def _run(
             state.step += 1
             if state.step % 10 == 0 or state.step == steps:
                 progress(state.step, steps, loss=f"{float(loss.detach()):.3f}")
-            if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+            if asked_to_stop or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 save()
                 saved = time.monotonic()
-    except KeyboardInterrupt:
-        save()
-        raise
+            if asked_to_stop:
+                raise Interrupted(f"stopped after step {state.step} of {steps}")
 
 
 def _batches(first: int, steps: int, size: int, settings: Settings, key: bytes) -> Iterator[np.ndarray]:

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from ..data.dataset import Dataset
 from ..errors import ConfigError, DpcertWarning, LedgerError, RunError
 from ..gradients.choose import ENGINES, choose
 from ..gradients.engine import Clip, Engine, trainable
+from ..interrupts import Interrupted, stop_requests
 from ..methods import Method
 from ..models.check import check_model
 from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
@@ -82,10 +81,6 @@ class Run:
     def epsilon(self) -> float:
         """From the ledger; infinite when the run is not private."""
         return self.statement.epsilon
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM; the state is saved where there is a run directory."""
 
 
 def plan_for(data: Dataset, method: Method, settings: Settings) -> Plan:
@@ -263,7 +258,7 @@ class _Keeper:
 def _steps(problem: Problem, first: int, progress: Progress, keeper: _Keeper | None = None) -> None:
     mechanism, total = problem.mechanism, problem.mechanism.plan.steps
     spent = _SpentSoFar(mechanism.ledger)
-    with _stop_requests() as asked_to_stop:
+    with stop_requests() as asked_to_stop:
         problem = replace(problem, stop_asked=lambda: bool(asked_to_stop))
         for step in range(first, total):
             mechanism.charge(step)
@@ -295,27 +290,6 @@ class _SpentSoFar:
             self._text = f"{statement.epsilon:.2f}" if statement.private else "inf"
             self._head, self._due = self._ledger.head, time.monotonic() + _SECONDS_BETWEEN_EPSILONS
         return self._text
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM, to be looked at between steps; a second Ctrl-C stops at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _new_key(settings: Settings) -> bytes:

@@ -19,6 +19,7 @@ from ..rng import KEY_BYTES, Purpose, stream_bytes
 from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
 from ..store.metrics import FORMAT, require_known_format
 from ..store.runs import RunDirectory
+from ..store.tensors import with_sorted_header
 from .curve import Point
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -214,13 +215,6 @@ def require_made_with(directory: RunDirectory, facts: dict[str, str], ledger: Le
 
 
 def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
-    """The final weights as safetensors, with public facts in the header; the same facts give the same bytes.
-
-    The library writes its metadata in the order of a hash table, another in each process: the header is put in order here.
-    """
+    """The final weights as safetensors, with public facts in the header; the same facts give the same bytes."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    data = save(tensors, metadata={**metadata, "content_sha256": _content_sha256(tensors, metadata)})
-    size = int.from_bytes(data[:8], "little")
-    header = canonical_json(json.loads(data[8 : 8 + size])).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[8 + size :]
+    return with_sorted_header(save(tensors, metadata={**metadata, "content_sha256": _content_sha256(tensors, metadata)}))
