@@ -33,3 +33,12 @@ def test_audits_that_were_not_run_are_counted():
     some = [entry("D10", "below", test=str(k)) for k in range(AUDITS)]
     assert "of 150" not in row("D10", some)[2]
     assert "149 of 150 audits were run" in row("D10", some[1:])[2]
+
+
+def test_a_promise_without_new_evidence_keeps_its_row():
+    first = {"id": "D1", "figure": "0 changed", "trials": 5, "twin": "caught", "seconds": 1.0, "test": "a"}
+    before = page([first])
+    after = page([{**first, "id": "D2", "figure": "never above C"}], before)
+    row = next(line for line in before.splitlines() if line.startswith("| D1 |"))
+    assert row in after.splitlines() and "never above C" in after
+    assert "not shown" in next(line for line in after.splitlines() if line.startswith("| D3 |"))
