@@ -43,6 +43,7 @@ PROMISES = {
     "S3": "archives are read member by member with caps; hostile members are refused",
     "S4": "an unknown or ill-typed config key is an error that names it",
     "S6": "released files hold no byte of a key; key files are 0600",
+    "S9": "a link in a run directory is never followed; what it leads to is untouched",
     "fuzz": "readers: only the documented error, bounded memory and time",
 }
 

@@ -23,7 +23,7 @@ from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
-from ..store.durable import read_checked_json, sha256_hex, write_atomically, write_checked_json
+from ..store.durable import read_checked_json, read_file, refuse_link, sha256_hex, write_atomically, write_checked_json
 from ..store.metrics import read_metrics
 from ..store.records import CertificateRow
 from ..store.runs import RunDirectory
@@ -59,6 +59,11 @@ def read_config(path: Path) -> Config:
     """The config of a run directory."""
     directory = RunDirectory(path)
     directory.require(directory.config)
+    return _stored_config(directory)
+
+
+def _stored_config(directory: RunDirectory) -> Config:
+    refuse_link(directory.config)
     return parse(read_toml(directory.config), str(directory.config))
 
 
@@ -93,7 +98,7 @@ def train_in(
     def claim() -> str:
         if not directory.config.exists():
             write_atomically(directory.config, config.to_toml().encode())
-        return sha256_hex(directory.config.read_bytes())
+        return sha256_hex(read_file(directory.config))
 
     run = fit(
         model,
@@ -111,12 +116,13 @@ def train_in(
 
 
 def _refuse_other_request(directory: RunDirectory, config: Config) -> None:
+    directory.refuse_links()
     if not directory.config.exists():
         for file in (directory.model, directory.ledger):
             if file.exists():
                 raise RunError(f"{directory.path} holds {file.name} but no config.toml; use another --out")
         return
-    old = parse(read_toml(directory.config), str(directory.config))
+    old = _stored_config(directory)
     found = differences(old, config)
     if not found:
         return
@@ -143,7 +149,7 @@ def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, d
         metrics["validation_accuracy"] = accuracy(run.model, data.x_validation, data.y_validation)
     else:
         metrics["clean_accuracy"] = accuracy(run.model, data.x_test, data.y_test)
-    metrics["config_sha256"] = sha256_hex(directory.config.read_bytes())
+    metrics["config_sha256"] = sha256_hex(read_file(directory.config))
     write_checked_json(directory.metrics, metrics)
 
 
@@ -167,14 +173,14 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     if not ledger.is_closed:
         raise LedgerError(f"{path} is not finished; go on with: dpcert train --out {path}")
     weights, facts = read_model(directory.model)
-    require_made_with(directory, facts, ledger, sha256_hex(directory.config.read_bytes()))
+    require_made_with(directory, facts, ledger, sha256_hex(read_file(directory.config)))
     if config.model.name not in MODELS:
         raise RunError(f"{path} holds a model of your own ({config.model.name}); certify it in Python with dpcert.certify")
     model = build_model(config.model.name, input_shape=input_shape, classes=classes)
     load_weights(model, weights, directory.model)
     model.to(choose_device(device))
     statement = state(ledger, recorded_versions(facts))
-    return Finished(directory, config, model, statement, sha256_hex(directory.model.read_bytes()))
+    return Finished(directory, config, model, statement, sha256_hex(read_file(directory.model)))
 
 
 DEFAULT_EXAMPLES = 500

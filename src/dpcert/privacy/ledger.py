@@ -18,7 +18,7 @@ from typing import Any
 
 from .._validate import shown
 from ..errors import LedgerError
-from ..store.durable import canonical_json, write_atomically
+from ..store.durable import canonical_json, read_file, write_atomically
 from .accounting import GaussianSteps
 
 FORMAT = 1
@@ -117,7 +117,7 @@ class Ledger:
         With the run key every HMAC is checked too; without it the chain, the order of the events and the counts are.
         """
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except FileNotFoundError as error:
             raise LedgerError(f"ledger {path} is missing; without it no epsilon can be stated") from error
         except OSError as error:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import RunError
-from ..store.durable import write_atomically
+from ..store.durable import read_file, refuse_link, write_atomically
+from ..store.runs import RunDirectory
 
 CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", "model.safetensors"
 REPORT, STATEMENT, MANIFEST, CURVE = "report.html", "statement.txt", "bundle.json", "training.tsv"
@@ -54,12 +55,13 @@ def _most_bytes(name: str) -> int:
 
 
 def _read_directory(path: Path) -> PublicFiles:
+    RunDirectory(path).refuse_links()
     content = {}
     for file in sorted(path.iterdir()):
         if is_known(file.name) and file.name not in (STATEMENT, MANIFEST) and file.is_file():
             if file.stat().st_size > _most_bytes(file.name):
                 raise RunError(f"{file} has {file.stat().st_size} bytes, at most {_most_bytes(file.name)} are read")
-            content[file.name] = file.read_bytes()
+            content[file.name] = read_file(file)
     if not {CONFIG, LEDGER, METRICS, MODEL} & set(content):
         raise RunError(f"{path} is not a run directory: it has no {CONFIG}, {LEDGER}, {METRICS} or {MODEL}")
     return PublicFiles(path, content, is_bundle=False, key_is_here=(path / "private" / "key").exists())
@@ -121,6 +123,7 @@ def bundle_bytes(content: Mapping[str, bytes]) -> bytes:
 
 def write_new(path: Path, data: bytes) -> bool:
     """Write a file that is not there yet, whole or not at all; False where the same bytes are there already."""
+    refuse_link(path)  # a dangling one too: it is not ours to replace
     if path.exists():
         if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
             return False

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import LedgerError, RunError
 from ..privacy.ledger import Ledger
 from ..rng import KEY_BYTES, Purpose, stream_bytes
-from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
+from ..store.durable import canonical_json, read_file, remove, sha256_hex, write_atomically
 from ..store.metrics import FORMAT, require_known_format
 from ..store.runs import RunDirectory
 from .curve import Point
@@ -70,11 +70,11 @@ def save_checkpoint(
                 tensors[f"{_OPTIMIZER}{index}.{name}"] = value.detach().cpu().contiguous()
     data = save(tensors)
     file = directory.private / f"checkpoint-{step}.safetensors"
-    write_atomically(file, data, mode=0o600)
+    write_atomically(file, data, mode=0o600, real_folder=True)
     state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, **asdict(origin)}
     state["curve"] = [list(astuple(point)) for point in curve]
     state["check"] = sha256_hex(canonical_json(state).encode())
-    write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600)
+    write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600, real_folder=True)
     for older in directory.private.glob("checkpoint-*.safetensors"):
         if older != file:
             remove(older)
@@ -113,7 +113,7 @@ def _fits(slots: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer)
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = read_file(path).decode()
         state = json.loads(text)
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
@@ -148,7 +148,7 @@ def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
 
