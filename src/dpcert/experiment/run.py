@@ -24,8 +24,9 @@ from ..privacy.statement import Statement, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
 from ..store.durable import read_checked_json, read_file, refuse_link, sha256_hex, write_atomically, write_checked_json
+from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
-from ..store.records import CertificateRow
+from ..store.records import AnyExampleRow, CertificateRow, RobustRow
 from ..store.runs import RunDirectory
 from ..training.curve import accuracy
 from ..training.loop import Run, choose_device, fit, is_finished
@@ -205,6 +206,11 @@ class CertifyRequest:
             return min(DEFAULT_EXAMPLES, size)
         return size if isinstance(self.examples, str) else self.examples
 
+    def is_for_fewer_than(self, examples: int) -> bool:
+        """Whether fewer are asked for than these, which are there already and are kept."""
+        asked = DEFAULT_EXAMPLES if self.examples is None else self.examples
+        return isinstance(asked, int) and asked < examples
+
     def resolved(self, size: int) -> "CertifyRequest":
         """The same request, knowing out of how many images: only then is alpha's share of each image known."""
         return replace(self, how=replace(self.how, together=self.count(size))) if self.simultaneous else self
@@ -224,7 +230,7 @@ class _Task:
     run: Finished
     x: Tensor
     y: Tensor
-    indices: list[int]
+    examples: int
     data: Dataset
     request: CertifyRequest
 
@@ -239,7 +245,7 @@ def _task(path: Path, request: CertifyRequest, device: str, data_progress: Progr
     examples = request.count(len(x))
     require_subset(len(x), examples)
     run = load_run(path, data.input_shape, data.classes or 0, device)
-    return _Task(run, x, y, even_subset(len(x), examples), data, request.resolved(len(x)))
+    return _Task(run, x, y, examples, data, request.resolved(len(x)))
 
 
 def certify(
@@ -251,8 +257,10 @@ def certify(
     task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
+        published = {entry["file"]: entry["examples"] for entry in read_metrics(task.run.directory.metrics)["certification"]}
+        indices = indices_to_certify(CertificateRow, file, len(task.x), task.examples, published.get(file.name, 0))
         began = time.perf_counter()
-        rows = certify_to_file(task.run.model, task.x, task.y, task.indices, file, request.how, key=key, progress=progress)
+        rows = certify_to_file(task.run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
         entry = _figures(rows, request, file, len(task.x))
         _add_to_metrics(task, entry, time.perf_counter() - began)
     return entry
@@ -272,9 +280,8 @@ def decide(
     request = task.request
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "robust", radius)
-        rows = decide_to_file(
-            task.run.model, task.x, task.y, task.indices, file, request.how, radius, key=key, progress=progress
-        )
+        indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
+        rows = decide_to_file(task.run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
     low, high = confidence_interval(sum(row.robust == 1 and row.correct == 1 for row in rows), len(rows))
     return {
         "radius": radius,
@@ -287,6 +294,18 @@ def decide(
         "examples": len(rows),
         "file": file.name,
     }
+
+
+def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: int, published: int = 0) -> list[int]:
+    """The even subset of `size` images that a request for `asked` of them is about: never fewer than there are already.
+
+    Those are the examples whose figures are `published`, and those whose rows are in `file`: a smaller request changes
+    nothing. Without a file there is nothing to keep.
+    """
+    held = set(rows_so_far(kind, file))
+    least = max(asked, published) if held else asked
+    larger = (even_subset(size, count) for count in range(min(len(held), size), least, -1))
+    return next((indices for indices in larger if held.issuperset(indices)), even_subset(size, least))
 
 
 def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:
