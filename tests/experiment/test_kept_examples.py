@@ -9,6 +9,7 @@ from dpcert.certification.metrics import even_subset
 from dpcert.cli import main
 from dpcert.experiment import run as experiment
 from dpcert.experiment.run import indices_to_certify
+from dpcert.store.durable import write_checked_json
 from dpcert.store.records import CertificateRow, header, read_rows, text_of
 from tests.faults import scene
 
@@ -124,6 +125,18 @@ def test_an_interrupted_extension_publishes_only_whole_subsets(run):
     assert found == even_subset(12, len(found)) and {row.idx for row in some} >= set(found) and len(found) >= 4
 
 
+def test_figures_of_images_that_were_chosen_otherwise_are_kept_as_they_are(run, capsys):
+    """Published by a version that chose other images: their figures are not recomputed for other ones, nor are they dropped."""
+    assert call("certify", run, *VOTES, "--examples", 12) == 0
+    metrics = json.loads((run / "metrics.json").read_text())
+    del metrics["check"]
+    metrics["certification"][0] |= {"examples": 7, "stride": 1, "subset": "the first 7 images"}
+    write_checked_json(run / "metrics.json", metrics)
+    before = snapshot(run)
+    assert call("certify", run, *VOTES, "--examples", 5) == 0
+    assert "already has 7 certified images; keeping them" in capsys.readouterr().out and snapshot(run) == before
+
+
 def test_a_deleted_file_is_a_new_start(run):
     assert call("certify", run, *VOTES, "--examples", 12) == 0
     for name in (ROWS, ROWS.replace(".tsv", ".json")):
@@ -135,6 +148,7 @@ def test_twin_that_takes_the_request_as_it_is_is_caught(run, monkeypatch):
     """As it was."""
     assert call("certify", run, *VOTES, "--examples", 12) == 0
     before = snapshot(run)
-    monkeypatch.setattr(experiment, "indices_to_certify", lambda kind, file, size, asked, published=0: even_subset(size, asked))
+    monkeypatch.setattr(experiment, "kept_indices", lambda *arguments: None)
+    monkeypatch.setattr(experiment, "indices_to_certify", lambda kind, file, size, asked, least=0: even_subset(size, asked))
     assert call("certify", run, *VOTES, "--examples", 4) == 0
     assert snapshot(run) != before and published(run)[ROWS] == 4

@@ -257,11 +257,14 @@ def certify(
     task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
-        published = {entry["file"]: entry["examples"] for entry in read_metrics(task.run.directory.metrics)["certification"]}
-        indices = indices_to_certify(CertificateRow, file, len(task.x), task.examples, published.get(file.name, 0))
+        entries = read_metrics(task.run.directory.metrics)["certification"]
+        published = next((entry for entry in entries if entry["file"] == file.name), None)
+        kept = None if published is None else kept_indices(published, file, task.examples)
+        least = task.examples if published is None else max(task.examples, published["examples"])
+        indices = kept or indices_to_certify(CertificateRow, file, len(task.x), task.examples, least)
         began = time.perf_counter()
         rows = certify_to_file(task.run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
-        entry = _figures(rows, request, file, len(task.x))
+        entry = published if kept and published is not None else _figures(rows, request, file, len(task.x))
         _add_to_metrics(task, entry, time.perf_counter() - began)
     return entry
 
@@ -296,16 +299,26 @@ def decide(
     }
 
 
-def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: int, published: int = 0) -> list[int]:
+def kept_indices(published: dict[str, Any], file: Path, asked: int) -> list[int] | None:
+    """The images of published figures that a request for fewer of them leaves as they are; None where it is for no fewer.
+
+    All their rows must be in `file`.
+    """
+    about = range(0, published["stride"] * published["examples"], published["stride"])
+    held = [index for index in sorted(rows_so_far(CertificateRow, file)) if index in about]
+    return held if asked < published["examples"] == len(held) else None
+
+
+def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: int, least: int = 0) -> list[int]:
     """The even subset of `size` images that a request for `asked` of them is about: never fewer than there are already.
 
-    Those are the examples whose figures are `published`, and those whose rows are in `file`: a smaller request changes
-    nothing. Without a file there is nothing to keep.
+    Those are at `least` as many as figures were published of, even if rows were lost, and the largest even subset whose
+    rows are in `file`. Without rows there is nothing to keep.
     """
     held = set(rows_so_far(kind, file))
-    least = max(asked, published) if held else asked
-    larger = (even_subset(size, count) for count in range(min(len(held), size), least, -1))
-    return next((indices for indices in larger if held.issuperset(indices)), even_subset(size, least))
+    count = max(asked, least) if held else asked
+    larger = (even_subset(size, more) for more in range(min(len(held), size), count, -1))
+    return next((indices for indices in larger if held.issuperset(indices)), even_subset(size, count))
 
 
 def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:
