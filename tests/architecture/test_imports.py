@@ -67,6 +67,10 @@ JOINTS = {
     "store/growing",
     "store/records",
     "store/metrics",
+    "store/chain",
+    "store/weights",
+    "store/public",
+    "store/opened",
 }
 JOINED_FOLDERS = ("experiment", "report", "release", "cli")
 

@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ..errors import LedgerError, RunError
+from ..errors import RunError
 from ..privacy.ledger import Ledger
 from ..rng import KEY_BYTES, Purpose, stream_bytes
+from ..store import opened
 from ..store.durable import canonical_json, read_file, remove, sha256_hex, write_atomically
-from ..store.metrics import FORMAT, require_known_format
 from ..store.runs import RunDirectory
+from ..store.weights import digest_of_tensors, read_facts
 from .curve import Point
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -169,15 +170,6 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
         raise RunError(f"{origin} does not fit the model: {detail}") from error
 
 
-def _content_sha256(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
-    """Digest of everything a model file says: names, shapes and numbers of the weights, and the other facts."""
-    digest = hashlib.sha256(canonical_json(metadata).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)  # bytes: NumPy has no bfloat16
-    return digest.hexdigest()
-
-
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The weights and facts of a model file, which must be what was written."""
     return parse_model(_read(path), str(path))
@@ -185,25 +177,13 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def parse_model(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """`read_model` for bytes that came from elsewhere, a member of a bundle for one."""
-    tensors = _tensors(data, origin)  # checks the header: what is read from it below is sound
-    size = int.from_bytes(data[:8], "little")
-    metadata = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
-    require_known_format(origin, metadata.get("format", FORMAT))  # before the digest: another format may make another one
-    stated = metadata.pop("content_sha256", None)
-    if stated != _content_sha256(tensors, metadata):
-        raise RunError(f"{origin} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
-    return tensors, metadata
+    facts = read_facts(data, origin)
+    return _tensors(data, origin), facts
 
 
 def require_made_with(directory: RunDirectory, facts: dict[str, str], ledger: Ledger, config_sha256: str | None) -> None:
     """Raise unless a model's header (`facts`) names this ledger and this config."""
-    if config_sha256 is not None and facts.get("config_sha256") != config_sha256:
-        raise RunError(f"{directory.config} is not the config {directory.model.name} was made with; restore it from a copy")
-    # The hash chain does not cover the HMACs, and their key is destroyed: the whole file's digest does.
-    # Models from before it was recorded name the head of the chain only.
-    whole = facts.get("ledger_sha256", ledger.sha256)
-    if facts.get("ledger_head") != ledger.head or whole != ledger.sha256:
-        raise LedgerError(f"{directory.ledger} is not the ledger {directory.model.name} was made with; restore both")
+    opened.require_made_with(facts, ledger.head, ledger.sha256, config_sha256, directory.config, directory.ledger)
 
 
 def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
@@ -212,7 +192,8 @@ def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
     The library writes its metadata in the order of a hash table, another in each process: the header is put in order here.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    data = save(tensors, metadata={**metadata, "content_sha256": _content_sha256(tensors, metadata)})
+    digest = digest_of_tensors(save(tensors), metadata)
+    data = save(tensors, metadata={**metadata, "content_sha256": digest})
     size = int.from_bytes(data[:8], "little")
     header = canonical_json(json.loads(data[8 : 8 + size])).encode()
     header += b" " * (-len(header) % 8)
