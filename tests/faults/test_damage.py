@@ -30,7 +30,7 @@ PLACES = [
     *(("resume", name) for name in ("ledger.jsonl", CHECKPOINT, "private/state.json", "private/key", "config.toml")),
     *(("reload", name) for name in ("ledger.jsonl", "model.safetensors", "config.toml")),
     *(("certify", name) for name in ("ledger.jsonl", "model.safetensors", "config.toml", scene.ROWS, SIDECAR, "metrics.json")),
-    *(("report", name) for name in ("config.toml", "metrics.json", scene.ROWS)),
+    *(("report", name) for name in ("config.toml", "metrics.json", scene.ROWS, SIDECAR, "ledger.jsonl", "model.safetensors")),
 ]
 
 
