@@ -4,15 +4,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from dpcert.attacks.kinds import STRENGTHS
 from dpcert.certification.metrics import average_certified_radius, certified_accuracy, radii_to_show
 from dpcert.experiment.grid import Cell
 from dpcert.methods import METHODS
+from dpcert.privacy.ledger import Ledger
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, Row, SampleRow, header, text_of
+from dpcert.training.state import model_bytes
 
 SIZE = 10_000
+PLAN = {"delta": 1e-5, "relation": "add-or-remove-one", "noise_multiplier": 1.0, "sampling_probability": 0.01, "clip_norm": 0.1}
+SETTINGS = ("sigma", "n0", "n", "alpha", "split", "alpha_is")  # beside the rows and in metrics.json alike
 
 
 def _write_rows(path: Path, kind: type[Row], rows: Sequence[Row]) -> None:
@@ -69,12 +74,13 @@ def fake_run(
     folder.mkdir(parents=True)
     config = cell.config().to_toml().encode()
     (folder / "config.toml").write_bytes(config)
-    if weights:
-        (folder / "model.safetensors").write_bytes(b"weights")
+    model = _model_and_ledger(folder, sha256_hex(config), weights=weights)
     for sigma, radius in radii.items():
-        _write_rows(folder / f"certificates-sigma{sigma:.2f}.tsv", CertificateRow, certificate_rows(radius))
-    private = {"private": True, "reason": None, "epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove-one"}
-    private |= {"accountant": "pld", "noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 10, "clip_norm": 0.1}
+        rows = folder / f"certificates-sigma{sigma:.2f}.tsv"
+        _write_rows(rows, CertificateRow, certificate_rows(radius))
+        settings = {name: value for name, value in entry(sigma, radius).items() if name in SETTINGS}
+        write_checked_json(rows.with_suffix(".json"), {**settings, "model_sha256": model})
+    private = {"private": True, "reason": None, "epsilon": 3.0, "accountant": "pld", "steps": 10, **PLAN}
     metrics = {
         "dataset": cell.dataset,
         "method": cell.method,
@@ -93,13 +99,28 @@ def fake_run(
             for k, r in enumerate(radius)
         ]
         _write_rows(folder / "samples.tsv", SampleRow, rows)
+        write_checked_json(folder / "samples.json", {"model_sha256": model})
     if fgsm is not None:
         attacks = [
             AttackRow("fgsm", "base", None, s, 1, 1, 1000, a, max(0.0, a - 0.02), min(1.0, a + 0.02))
             for s, a in zip(STRENGTHS["fgsm"], fgsm, strict=True)
         ]
         _write_rows(folder / "attacks.tsv", AttackRow, attacks)
+        write_checked_json(folder / "attacks.json", {"model_sha256": model})
     return folder
+
+
+def _model_and_ledger(folder: Path, config_sha256: str, *, weights: bool) -> str:
+    """A ledger and the model it was kept for; returns the model's SHA-256, also where the weights are not stored."""
+    ledger = Ledger(folder / "ledger.jsonl")
+    ledger.open(PLAN)
+    ledger.authorise(0, 10, PLAN["noise_multiplier"], PLAN["sampling_probability"])
+    ledger.close()
+    facts = {"config_sha256": config_sha256, "ledger_head": ledger.head, "epsilon": "3.0", "delta": repr(PLAN["delta"])}
+    data = model_bytes(torch.nn.Linear(1, 1, bias=False), facts)
+    if weights:
+        (folder / "model.safetensors").write_bytes(data)
+    return sha256_hex(data)
 
 
 def _ordered(metrics: tuple[float, float, float]) -> tuple[float, float, float, float]:

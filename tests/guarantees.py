@@ -48,7 +48,7 @@ PROMISES = {
     "S3": "archives are read member by member with caps; hostile members are refused",
     "S4": "an unknown or ill-typed config key is an error that names it",
     "S6": "released files hold no byte of a key; key files are 0600",
-    "S8": "links in a run directory are refused; nothing outside it is written, removed or changed",
+    "S8": "a link in a run directory is never followed; what it leads to is untouched",
     "fuzz": "readers: only the documented error, bounded memory and time",
 }
 

@@ -69,9 +69,12 @@ JOINTS = {
     "models/registry",
     "store/runs",
     "store/growing",
-    "store/tensors",
     "store/records",
     "store/metrics",
+    "store/chain",
+    "store/weights",
+    "store/public",
+    "store/opened",
 }
 JOINED_FOLDERS = ("experiment", "pretraining", "report", "release", "cli")
 

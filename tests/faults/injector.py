@@ -52,13 +52,17 @@ class Disk:
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
-    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+    def _at(self, path: Path | str, folder: int | None) -> Path:
+        """The path behind a name in an open folder."""
+        return Path(path) if folder is None else self._paths[folder] / path
+
+    def open(self, path: Path | str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         self._refuse_if_dead()
-        path = Path(path)
+        whole = self._at(path, dir_fd)
         if flags & os.O_CREAT:
-            self._note_name(path)
-        descriptor = os.open(path, flags, mode)
-        self._paths[descriptor] = path
+            self._note_name(whole)
+        descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
+        self._paths[descriptor] = whole
         return descriptor
 
     def close(self, descriptor: int) -> None:
@@ -89,21 +93,22 @@ class Disk:
             self._durable.pop(path.stat().st_ino, None)
         self._after(kind)
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
         kind = self._due("replace")
         self._before(kind)
-        self._note_name(Path(target))
-        os.replace(source, target)  # noqa: PTH105
+        self._note_name(self._at(target, dst_dir_fd))
+        os.replace(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         self._after(kind)
 
-    def unlink(self, path: Path) -> None:
-        if not Path(path).exists():  # nothing is changed: not a point of failure
+    def unlink(self, path: str, *, dir_fd: int) -> None:
+        whole = self._at(path, dir_fd)
+        if not whole.exists():  # nothing is changed: not a point of failure
             self._refuse_if_dead()
             return
         kind = self._due("unlink")
         self._before(kind)
-        self._note_name(Path(path))
-        os.unlink(path)  # noqa: PTH108
+        self._note_name(whole)
+        os.unlink(path, dir_fd=dir_fd)
         self._after(kind)
 
     def _due(self, operation: str) -> str | None:
@@ -172,16 +177,13 @@ class WithoutFsync(Disk):
 class WithoutRename(Disk):
     """Broken twin: a store that writes over the old file."""
 
-    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        path = Path(path)
-        if path.suffix == ".tmp":
-            path, flags = (
-                path.with_name(path.name.removeprefix(".").removesuffix(".tmp")),
-                os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-            )
-        return super().open(path, flags, mode)
+    def open(self, path: Path | str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        name = Path(path).name
+        if name.endswith(".tmp"):
+            path, flags = name.removeprefix(".").removesuffix(".tmp"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        return super().open(path, flags, mode, dir_fd=dir_fd)
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
         self._after(self._due("replace"))
 
 

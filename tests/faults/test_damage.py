@@ -30,7 +30,7 @@ PLACES = [
     *(("resume", name) for name in ("ledger.jsonl", CHECKPOINT, "private/state.json", "private/key", "config.toml")),
     *(("reload", name) for name in ("ledger.jsonl", "model.safetensors", "config.toml")),
     *(("certify", name) for name in ("ledger.jsonl", "model.safetensors", "config.toml", scene.ROWS, SIDECAR, "metrics.json")),
-    *(("report", name) for name in ("config.toml", "metrics.json", scene.ROWS)),
+    *(("report", name) for name in ("config.toml", "metrics.json", scene.ROWS, SIDECAR, "ledger.jsonl", "model.safetensors")),
 ]
 
 
@@ -188,7 +188,7 @@ def test_twin_a_reader_without_its_check_is_caught(stage, killed, monkeypatch, h
         reader(stage, how)(shutil.copytree(source, stage.folder / "unharmed"))  # the twin reads what is in order
     caught = False
     try:
-        caught = bool(damage(stage, source, how, name, "flip", 150).silent)
+        caught = bool(damage(stage, source, how, name, "flip", 600 if name == "config.toml" else 150).silent)
     except Exception:  # nonsense that got far enough to break something else
         caught = True
     assert caught

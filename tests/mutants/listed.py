@@ -163,9 +163,9 @@ MUTANTS = [
     ),
     # ledger
     Mutant(
-        "privacy/ledger.py",
-        'entry["previous"] != self.head or digest != _chain(self.head, event)',
-        'entry["previous"] != self.head',
+        "store/chain.py",
+        'entry["previous"] != head or digest != digest_of(head, event)',
+        'entry["previous"] != head',
         (f"{LEDGER}::test_every_changed_byte_is_seen", f"{LEDGER}::test_without_the_key_all_but_the_macs_are_checked"),
         "an event can be edited",
     ),
@@ -327,8 +327,8 @@ MUTANTS = [
         "a damaged checkpoint is continued",
     ),
     Mutant(
-        "training/state.py",
-        "if stated != _content_sha256(tensors, metadata):",
+        "store/weights.py",
+        "if stated != digest_of_tensors(data, facts):",
         "if stated is None:",
         (f"{STATE}::test_every_changed_bit_of_a_model_is_seen",),
         "weights that no ledger stands behind",

@@ -136,7 +136,7 @@ def new_chain(run, change_open=None, change_block=None, head_in_model=False):
             (change_block or (lambda e: None))(event)
         ledger._append(event)
     if head_in_model:
-        edit_model(run, facts={"ledger_head": ledger.head})
+        edit_model(run, facts={"ledger_head": ledger.head, "ledger_sha256": ledger.sha256})
         adopt_model(run)
     return ledger
 

@@ -1,5 +1,6 @@
 """Pages of a real run, with rows of every kind beside it."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from dpcert.report.html import render
 from dpcert.report.tables import read_run
+from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, CurveRow, Row, SampleRow, header, read_rows, text_of
 
 RUNS = Path(__file__).parents[1] / "runs"  # as they were on some day: results/ may grow without a test minding
@@ -44,15 +46,24 @@ def attack_rows() -> list[AttackRow]:
     return rows
 
 
-def curve_rows(private: bool = True) -> list[CurveRow]:
-    return [CurveRow(117 * e, float(e), 0.07 * e if private else float("inf"), 0.05 / e, 1 - 0.5 / e) for e in range(1, 41)]
+def curve_rows(private: bool = True, steps: int = 4687) -> list[CurveRow]:
+    """Forty points, of which the last is of the last step."""
+    return [
+        CurveRow(steps * e // 40, float(e), 0.07 * e if private else float("inf"), 0.05 / e, 1 - 0.5 / e) for e in range(1, 41)
+    ]
 
 
 def complete_run(folder: Path, source: str = "mnist-dp-gaussian") -> Path:
     shutil.copytree(RUNS / source, folder)
     write_rows(folder / "samples.tsv", SampleRow, sample_rows(read_rows(CertificateRow, folder / CERTIFICATES)))
     write_rows(folder / "attacks.tsv", AttackRow, attack_rows())
-    write_rows(folder / "training.tsv", CurveRow, curve_rows())
+    write_rows(
+        folder / "training.tsv",
+        CurveRow,
+        curve_rows(steps=json.loads((folder / "metrics.json").read_text())["privacy"]["steps"]),
+    )
+    for name in ("samples.json", "attacks.json"):
+        write_checked_json(folder / name, {"model_sha256": sha256_hex((folder / "model.safetensors").read_bytes())})
     return folder
 
 

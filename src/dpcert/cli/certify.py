@@ -36,7 +36,9 @@ def certify(
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
     device: o.Device = None,
 ) -> None:
-    """Certify test images 0, k, 2k, ...; more --examples extend what is there, an interrupted call goes on.
+    """Certify test images 0, k, 2k, ...; more --examples extend what is there, fewer change nothing.
+
+    An interrupted call goes on.
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
@@ -65,8 +67,15 @@ def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
         f"sigma {figures['sigma']:g}: ACR {figures['acr']:.3f}{interval}, "
         f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
     )
+    _tell_what_is_kept(request, figures)
     typer.echo(_what_alpha_is(figures, request.how.alpha, "certificate"))
     typer.echo(f"certificates: {run / figures['file']}")
+
+
+def _tell_what_is_kept(request: CertifyRequest, figures: dict[str, Any]) -> None:
+    """More examples extend a file, fewer change nothing: said, so that nobody takes the figures for those of fewer images."""
+    if request.is_for_fewer_than(figures["examples"]):
+        typer.echo(f"{figures['file']} already has {figures['examples']:,} certified images; keeping them")
 
 
 def _what_alpha_is(figures: dict[str, Any], alpha: float, thing: str) -> str:
@@ -88,6 +97,7 @@ def decide_and_tell(run: Path, request: CertifyRequest, radius: float, device: s
         f"certified accuracy at radius {radius:g}: {100 * found['certified_accuracy']:.2f} % (95 % interval {100 * low:.2f} to "
         f"{100 * high:.2f}) of {found['examples']} images, {found['undecided']} undecided"
     )
+    _tell_what_is_kept(request, found)
     typer.echo(
         f"{found['votes']} votes, {100 * share:.2f} % of CERTIFY's {found['votes_of_certify']}; "
         f"{_what_alpha_is(found, request.how.alpha, 'answer')}, whenever it stopped"

@@ -149,9 +149,8 @@ def run_attacks(
     run = load_run(path, data.input_shape, data.classes or 0, device)
     indices = even_subset(len(data.x_test), examples)
     images = Images(data.x_test[indices], data.y_test[indices], indices)
-    certified = None  # certificates are about the smoothed classifier: there are none for the base model
-    if request.smoothing is not None:
-        certified = certification_at(directory, request.smoothing.sigma, run.model_sha256, data.x_test, data.y_test)
+    sigma = None if request.smoothing is None else request.smoothing.sigma  # no certificate is about the base model
+    certified = certification_at(directory, sigma, run.model_sha256, data.x_test, data.y_test)
     with directory.locked():
         file = path / FILE
         hold_to(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))

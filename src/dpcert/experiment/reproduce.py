@@ -16,7 +16,7 @@ from typing import Protocol
 
 from .._validate import integer_in
 from ..errors import DpcertError, RunError
-from ..store.durable import cannot_write
+from ..store.durable import cannot_write, open_without_links
 from ..store.runs import IN_USE, RunDirectory
 from .estimate import Estimator, as_words
 from .grid import Cell, Need
@@ -110,7 +110,7 @@ class Runner:
         whole = not piece.has_begun(self._results)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as file:
+            with os.fdopen(open_without_links(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 file.write(f"$ dpcert {' '.join(words[3:])}\n".encode())
                 file.flush()
                 process = subprocess.Popen(

@@ -23,9 +23,10 @@ from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
-from ..store.durable import read_checked_json, sha256_hex, write_atomically, write_checked_json
+from ..store.durable import read_checked_json, read_file, refuse_link, sha256_hex, write_atomically, write_checked_json
+from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
-from ..store.records import CertificateRow
+from ..store.records import AnyExampleRow, CertificateRow, RobustRow
 from ..store.runs import RunDirectory
 from ..training.curve import accuracy
 from ..training.loop import Run, choose_device, fit, is_finished
@@ -59,6 +60,11 @@ def read_config(path: Path) -> Config:
     """The config of a run directory."""
     directory = RunDirectory(path)
     directory.require(directory.config)
+    return _stored_config(directory)
+
+
+def _stored_config(directory: RunDirectory) -> Config:
+    refuse_link(directory.config)
     return parse(read_toml(directory.config), str(directory.config))
 
 
@@ -93,7 +99,7 @@ def train_in(
     def claim() -> str:
         if not directory.config.exists():
             write_atomically(directory.config, config.to_toml().encode())
-        return sha256_hex(directory.config.read_bytes())
+        return sha256_hex(read_file(directory.config))
 
     run = fit(
         model,
@@ -111,12 +117,13 @@ def train_in(
 
 
 def _refuse_other_request(directory: RunDirectory, config: Config) -> None:
+    directory.refuse_links()
     if not directory.config.exists():
         for file in (directory.model, directory.ledger):
             if file.exists():
                 raise RunError(f"{directory.path} holds {file.name} but no config.toml; use another --out")
         return
-    old = parse(read_toml(directory.config), str(directory.config))
+    old = _stored_config(directory)
     found = differences(old, config)
     if not found:
         return
@@ -143,7 +150,7 @@ def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, d
         metrics["validation_accuracy"] = accuracy(run.model, data.x_validation, data.y_validation)
     else:
         metrics["clean_accuracy"] = accuracy(run.model, data.x_test, data.y_test)
-    metrics["config_sha256"] = sha256_hex(directory.config.read_bytes())
+    metrics["config_sha256"] = sha256_hex(read_file(directory.config))
     write_checked_json(directory.metrics, metrics)
 
 
@@ -167,14 +174,14 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     if not ledger.is_closed:
         raise LedgerError(f"{path} is not finished; go on with: dpcert train --out {path}")
     weights, facts = read_model(directory.model)
-    require_made_with(directory, facts, ledger, sha256_hex(directory.config.read_bytes()))
+    require_made_with(directory, facts, ledger, sha256_hex(read_file(directory.config)))
     if config.model.name not in MODELS:
         raise RunError(f"{path} holds a model of your own ({config.model.name}); certify it in Python with dpcert.certify")
     model = build_model(config.model.name, input_shape=input_shape, classes=classes)
     load_weights(model, weights, directory.model)
     model.to(choose_device(device))
     statement = state(ledger, recorded_versions(facts))
-    return Finished(directory, config, model, statement, sha256_hex(directory.model.read_bytes()))
+    return Finished(directory, config, model, statement, sha256_hex(read_file(directory.model)))
 
 
 DEFAULT_EXAMPLES = 500
@@ -199,6 +206,11 @@ class CertifyRequest:
             return min(DEFAULT_EXAMPLES, size)
         return size if isinstance(self.examples, str) else self.examples
 
+    def is_for_fewer_than(self, examples: int) -> bool:
+        """Whether fewer are asked for than these, which are there already and are kept."""
+        asked = DEFAULT_EXAMPLES if self.examples is None else self.examples
+        return isinstance(asked, int) and asked < examples
+
     def resolved(self, size: int) -> "CertifyRequest":
         """The same request, knowing out of how many images: only then is alpha's share of each image known."""
         return replace(self, how=replace(self.how, together=self.count(size))) if self.simultaneous else self
@@ -218,7 +230,7 @@ class _Task:
     run: Finished
     x: Tensor
     y: Tensor
-    indices: list[int]
+    examples: int
     data: Dataset
     request: CertifyRequest
 
@@ -233,7 +245,7 @@ def _task(path: Path, request: CertifyRequest, device: str, data_progress: Progr
     examples = request.count(len(x))
     require_subset(len(x), examples)
     run = load_run(path, data.input_shape, data.classes or 0, device)
-    return _Task(run, x, y, even_subset(len(x), examples), data, request.resolved(len(x)))
+    return _Task(run, x, y, examples, data, request.resolved(len(x)))
 
 
 def certify(
@@ -245,9 +257,14 @@ def certify(
     task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
+        entries = read_metrics(task.run.directory.metrics)["certification"]
+        published = next((entry for entry in entries if entry["file"] == file.name), None)
+        kept = None if published is None else kept_indices(published, file, task.examples)
+        least = task.examples if published is None else max(task.examples, published["examples"])
+        indices = kept or indices_to_certify(CertificateRow, file, len(task.x), task.examples, least)
         began = time.perf_counter()
-        rows = certify_to_file(task.run.model, task.x, task.y, task.indices, file, request.how, key=key, progress=progress)
-        entry = _figures(rows, request, file, len(task.x))
+        rows = certify_to_file(task.run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
+        entry = published if kept and published is not None else _figures(rows, request, file, len(task.x))
         _add_to_metrics(task, entry, time.perf_counter() - began)
     return entry
 
@@ -266,9 +283,8 @@ def decide(
     request = task.request
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "robust", radius)
-        rows = decide_to_file(
-            task.run.model, task.x, task.y, task.indices, file, request.how, radius, key=key, progress=progress
-        )
+        indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
+        rows = decide_to_file(task.run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
     low, high = confidence_interval(sum(row.robust == 1 and row.correct == 1 for row in rows), len(rows))
     return {
         "radius": radius,
@@ -281,6 +297,28 @@ def decide(
         "examples": len(rows),
         "file": file.name,
     }
+
+
+def kept_indices(published: dict[str, Any], file: Path, asked: int) -> list[int] | None:
+    """The images of published figures that a request for fewer of them leaves as they are; None where it is for no fewer.
+
+    All their rows must be in `file`.
+    """
+    about = range(0, published["stride"] * published["examples"], published["stride"])
+    held = [index for index in sorted(rows_so_far(CertificateRow, file)) if index in about]
+    return held if asked < published["examples"] == len(held) else None
+
+
+def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: int, least: int = 0) -> list[int]:
+    """The even subset of `size` images that a request for `asked` of them is about: never fewer than there are already.
+
+    Those are at `least` as many as figures were published of, even if rows were lost, and the largest even subset whose
+    rows are in `file`. Without rows there is nothing to keep.
+    """
+    held = set(rows_so_far(kind, file))
+    count = max(asked, least) if held else asked
+    larger = (even_subset(size, more) for more in range(min(len(held), size), count, -1))
+    return next((indices for indices in larger if held.issuperset(indices)), even_subset(size, count))
 
 
 def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:

@@ -8,7 +8,7 @@ import safetensors.torch
 
 from ..models.resnet import ResNet
 from ..store.durable import canonical_json, sha256_hex, write_atomically
-from ..store.tensors import with_sorted_header
+from ..store.weights import with_sorted_header
 from .images import NOISE_LAW, PublicImages
 from .settings import Settings
 

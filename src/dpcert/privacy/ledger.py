@@ -18,11 +18,11 @@ from typing import Any
 
 from .._validate import shown
 from ..errors import LedgerError
-from ..store.durable import canonical_json, write_atomically
+from ..store.chain import GENESIS, REMEDY, digest_of, entry_of, lines_of
+from ..store.durable import canonical_json, read_file, write_atomically
 from .accounting import GaussianSteps
 
 FORMAT = 1
-GENESIS = "0" * 64
 # `initial_weights` of the first line (absent in older ledgers): nothing known against them, trained on these records within
 # the `earlier` steps, or trained on them without privacy.
 ASSUMED_INDEPENDENT, TRAINED_BEFORE, NOT_PRIVATE = "assumed independent of the records", "trained before", "not private"
@@ -122,7 +122,7 @@ class Ledger:
         self._append({"event": "close", "steps": self.steps_authorised})
 
     def _append(self, event: Event) -> None:
-        digest = _chain(self.head, event)
+        digest = digest_of(self.head, event)
         line: dict[str, Any] = {"data": event, "previous": self.head, "hash": digest}
         if self._mac_key is not None:
             line["mac"] = hmac.new(self._mac_key, digest.encode(), hashlib.sha256).hexdigest()
@@ -140,7 +140,7 @@ class Ledger:
         With the run key every HMAC is checked too; without it the chain, the order of the events and the counts are.
         """
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except FileNotFoundError as error:
             raise LedgerError(f"ledger {path} is missing; without it no epsilon can be stated") from error
         except OSError as error:
@@ -162,29 +162,16 @@ class Ledger:
         return "".join(f"{canonical_json(entry)}\n" for entry in entries).encode()
 
     def _accept_all(self, data: bytes, origin: str) -> None:
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise LedgerError(f"{origin} cannot be read: {error}") from error
-        if not text.endswith("\n"):
-            raise LedgerError(f"{origin} is cut off or empty; {_REMEDY}")
-        for number, line in enumerate(text[:-1].split("\n"), start=1):
+        for number, line in enumerate(lines_of(data, origin), start=1):
             self._accept(line, f"{origin} line {number}")
 
     def _accept(self, line: str, where: str) -> None:
-        try:
-            entry = json.loads(line)
-            event, digest = entry["data"], entry["hash"]
-            expected_keys = {"data", "previous", "hash"} | ({"mac"} if "mac" in entry else set())
-            well_formed = set(entry) == expected_keys and canonical_json(entry) == line and isinstance(event, dict)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise LedgerError(f"{where} is not an entry; {_REMEDY}") from error
-        if not well_formed or entry["previous"] != self.head or digest != _chain(self.head, event):
-            raise LedgerError(f"{where} does not follow from the line before it (edited or reordered); {_REMEDY}")
+        entry = entry_of(line, self.head, where)
+        event, digest = entry["data"], entry["hash"]
         if self._mac_key is not None:
             mac = hmac.new(self._mac_key, digest.encode(), hashlib.sha256).hexdigest()
             if not hmac.compare_digest(mac, str(entry.get("mac", ""))):
-                raise LedgerError(f"{where} was not written by this run (its HMAC is wrong); {_REMEDY}")
+                raise LedgerError(f"{where} was not written by this run (its HMAC is wrong); {REMEDY}")
         self._check_order(event, where)
         self._lines.append(line)
         self._take(event)
@@ -211,13 +198,6 @@ class Ledger:
             else:
                 in_order = kind == "close" and not self.is_closed and event["steps"] == self.steps_authorised
         except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"{where} is not an event of format {FORMAT}: {error}; {_REMEDY}") from error
+            raise LedgerError(f"{where} is not an event of format {FORMAT}: {error}; {REMEDY}") from error
         if not in_order:
-            raise LedgerError(f"{where} holds an event out of order; {_REMEDY}")
-
-
-_REMEDY = "restore the ledger from a copy: no epsilon is computed from a doubtful one"
-
-
-def _chain(previous: str, event: Event) -> str:
-    return hashlib.sha256(f"{previous}\n{canonical_json(event)}".encode()).hexdigest()
+            raise LedgerError(f"{where} holds an event out of order; {REMEDY}")

@@ -1,24 +1,23 @@
 """Rows of certificates against what is said about them: their model, their own votes, the figures made from them."""
 
 import math
-from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from ..certification.bounds import certified_radius, lower_confidence_bound
+from ..certification.bounds import certified_radius, confidence_interval, lower_confidence_bound
 from ..certification.metrics import Estimate, average_certified_radius, certified_accuracy
 from ..certification.smooth import ABSTAIN
 from ..certification.sweep import PER_INPUT, SIMULTANEOUS, Request
 from ..errors import VerifyError
-from ..store.durable import canonical_json, parse_json, sha256_hex
-from ..store.records import AnyRow, CertificateRow, RobustRow, header, row_of
+from ..store.durable import parse_json, sha256_hex
+from ..store.opened import beside_of, open_facts, open_rows, open_settings
+from ..store.public import ATTACKS, MODEL, SAMPLES, PublicFiles
+from ..store.records import AttackRow, CertificateRow, RobustRow, SampleRow
 
-Content = Mapping[str, bytes]
 _RADIUS_UNIT, _BOUND_UNIT = 1e-6, 1e-9  # what the rows are rounded down to
 _ROUNDING = 1e-9  # two builds of SciPy differ by less
-_NAMED = ("sigma", "n0", "n", "alpha", "split")  # by the sidecar and by metrics.json alike
+_SHARE_UNIT = 1e-6
 
 
 class NotCheckedError(Exception):
@@ -36,54 +35,61 @@ def json_object(data: bytes, origin: str) -> dict[str, Any]:
     return value
 
 
-def checked_object(data: bytes, origin: str) -> dict[str, Any]:
-    """A JSON object without its checksum, which must be right where there is one (the oldest files have none)."""
-    value = json_object(data, origin)
-    if "check" in value and value.pop("check") != sha256_hex(canonical_json(value).encode()):
-        raise VerifyError(f"{origin} is edited or damaged (its checksum is wrong)")
-    return value
-
-
-def belongs(content: Content, entry: dict[str, Any], model_sha256: str | None) -> str:
+def belongs(files: PublicFiles, entry: dict[str, Any]) -> str:
     """The sidecar is whole, names this model, and the settings that metrics.json states."""
-    facts = _sidecar(content, entry["file"])
-    for name in _NAMED:
-        if facts[name] != entry[name]:
-            raise VerifyError(f"its .json says {name} = {facts[name]}, metrics.json {entry[name]}")
-    if facts.get("together") != entry.get("together"):
-        raise VerifyError(f"its .json says {facts.get('together')} inputs share alpha, metrics.json {entry.get('together')}")
+    facts = open_settings(files, entry)
     if facts["alpha_is"] != entry.get("alpha_is", PER_INPUT):
         raise VerifyError(f"its .json says alpha is {facts['alpha_is']}, metrics.json {entry.get('alpha_is', PER_INPUT)}")
-    return _of_model(facts, model_sha256)
+    return _of_model(files, facts)
 
 
-def side_file(content: Content, name: str, model_sha256: str | None) -> str:
+def side_file(files: PublicFiles, name: str) -> str:
     """Rows that metrics.json does not speak of: answers at one radius must be whole and of this model; others claim nothing."""
-    if not name.startswith("robust-") or not content[name].endswith(b"\n"):
+    if not name.startswith("robust-") or not files.content.get(name, b"").endswith(b"\n"):
         raise NotCheckedError("metrics.json has no figures of it: a sweep that was interrupted claims nothing")
-    rows = rows_of(RobustRow, content, name)
-    of_model = _of_model(_sidecar(content, name), model_sha256)
+    rows = open_rows(RobustRow, files, name)
+    of_model = _of_model(files, open_facts(files, name))
     return f"{len(rows)} answers at one radius, {of_model}; they hold no counts to recompute"
 
 
-def _of_model(facts: dict[str, Any], model_sha256: str | None) -> str:
-    if model_sha256 is None:
+def _of_model(files: PublicFiles, facts: dict[str, Any]) -> str:
+    if MODEL not in files.content:
         raise NotCheckedError(f"it names the model {facts['model_sha256'][:12]}..., which is not here")
-    if facts["model_sha256"] != model_sha256:
-        raise VerifyError("it was made for another model (its .json names another SHA-256)")
     return f"its .json names this model's SHA-256, {facts['dtype']}, alpha {facts['alpha_is']}"
 
 
-def _sidecar(content: Content, name: str) -> dict[str, Any]:
-    beside = PurePath(name).with_suffix(".json").name
-    if beside not in content:
-        raise VerifyError(f"{beside} is not here; restore it from a copy")
-    return checked_object(content[beside], beside)
+def samples_follow(files: PublicFiles) -> str:
+    """Every row of samples.tsv is whole and of this model, and has the radius and answer of the certificate it names."""
+    facts, rows = open_facts(files, SAMPLES), open_rows(SampleRow, files, SAMPLES)
+    name = str(facts["certificates"])
+    if facts["certificates_sha256"] != sha256_hex(files.bytes_of(beside_of(name))):
+        raise VerifyError(f"its .json names another {beside_of(name)} than the one that is here")
+    certified = {row.idx: row for row in open_rows(CertificateRow, files, name)}
+    for row in rows:
+        own = certified.get(row.idx)
+        if own is None or (row.label, row.radius, row.correct) != (own.label, own.radius, own.correct):
+            raise VerifyError(f"row of example {row.idx}: {name} holds another certificate of it, or none")
+    return f"{len(rows)} rows of this model, each with the certificate that {name} holds"
 
 
-def radii_follow(content: Content, entry: dict[str, Any]) -> str:
+def attacks_follow(files: PublicFiles) -> str:
+    """Every row of attacks.tsv is whole and of this model, and its interval is that of its accuracy."""
+    open_facts(files, ATTACKS)
+    rows = open_rows(AttackRow, files, ATTACKS)
+    for row in rows:
+        right = round(row.accuracy * row.examples)
+        found = (right / row.examples, *confidence_interval(right, row.examples))
+        pairs = zip((row.accuracy, row.low, row.high), found, strict=True)
+        if not all(math.isclose(said, value, abs_tol=_SHARE_UNIT) for said, value in pairs):
+            raise VerifyError(
+                f"{row.attack} of strength {row.strength:g}: its accuracy and interval are not of {row.examples} images"
+            )
+    return f"{len(rows)} rows of this model, each with the interval of its accuracy"
+
+
+def radii_follow(files: PublicFiles, entry: dict[str, Any]) -> str:
     """Every row's class, bound and radius follow from its count by Clopper and Pearson and Cohen's formula."""
-    rows, alpha = rows_of(CertificateRow, content, entry["file"]), _alpha_each(entry)
+    rows, alpha = open_rows(CertificateRow, files, entry["file"]), _alpha_each(entry)
     for row in rows:
         wrong = _wrong(row, entry, alpha)
         if wrong is not None:
@@ -126,10 +132,10 @@ def _rounded_down(stated: float, value: float, unit: float) -> bool:
     return value - unit - _ROUNDING <= stated <= value + _ROUNDING
 
 
-def figures_follow(content: Content, entry: dict[str, Any]) -> str:
+def figures_follow(files: PublicFiles, entry: dict[str, Any]) -> str:
     """ACR, certified accuracy, their intervals and the abstentions, made anew from the rows."""
     stride, examples = entry["stride"], entry["examples"]
-    by_index = {row.idx: row for row in rows_of(CertificateRow, content, entry["file"])}
+    by_index = {row.idx: row for row in open_rows(CertificateRow, files, entry["file"])}
     rows = [by_index[stride * number] for number in range(examples) if stride * number in by_index]
     if len(rows) != examples or examples < 1:
         raise VerifyError(f"it holds {len(rows)} of the {examples} rows metrics.json speaks of")
@@ -149,21 +155,3 @@ def _same(name: str, stated: float, interval: list[float | None], found: Estimat
     for said, value in pairs:
         if not math.isclose(math.inf if said is None else said, value, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
             raise VerifyError(f"metrics.json says {name} = {stated} {interval}, the rows give {found.value:.6f}")
-
-
-def rows_of(kind: type[AnyRow], content: Content, name: str) -> list[AnyRow]:
-    """The rows of a file, each with its checksum right."""
-    if name not in content:
-        raise VerifyError(f"{name} is not here; restore it from a copy")
-    lines = content[name].decode("ascii").split("\n")
-    if lines.pop() != "" or not lines or lines[0] != header(kind):
-        raise VerifyError(f"{name} is cut off or does not start with the columns of its kind")
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            rows.append(row_of(kind, line))
-        except ValueError as error:
-            raise VerifyError(f"{name} line {number} is edited or damaged ({error})") from error
-    if len({row.key for row in rows}) != len(rows):
-        raise VerifyError(f"{name} holds {kind.columns[0]} twice")
-    return rows

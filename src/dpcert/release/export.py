@@ -7,33 +7,20 @@ how long training took, which is a function of the training data that no noise w
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement
 from ..report.html import render
-from ..report.tables import RunFacts, read_run
+from ..report.tables import RunFacts, facts_of
 from ..store.durable import checked_json, readable_json, sha256_hex
+from ..store.opened import beside_of, open_facts
+from ..store.public import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, PublicFiles
 from ..store.runs import RunDirectory, is_of_validation
-from .certificates import json_object
-from .files import (
-    CONFIG,
-    CURVE,
-    LEDGER,
-    MANIFEST,
-    METRICS,
-    MODEL,
-    REPORT,
-    ROWS,
-    STATEMENT,
-    PublicFiles,
-    bundle_bytes,
-    read_public_files,
-    write_new,
-)
-from .verify import Evidence, require_verified, verify
+from .files import MANIFEST, STATEMENT, bundle_bytes, read_public_files, write_new
+from .verify import OK, Evidence, require_verified, verify
 
 FORMAT = "dpcert-bundle-1"
 _METRICS_TO_SHARE = ("dataset", "method", "sigma_train", "clean_accuracy", "privacy", "certification")
@@ -57,9 +44,11 @@ def export(run: Path, file: Path) -> Exported:
     _require_finished(directory)
     with directory.locked():
         evidence = Evidence(read_public_files(run))
-        content = _content(directory, evidence)
+        checks = verify(evidence.files)
+        require_verified(evidence.files, checks)
+        content = _content(evidence, {check.name for check in checks if check.outcome == OK})
         bundle = PublicFiles(file, content, is_bundle=True)
-        require_verified(replace(bundle, origin=run), verify(bundle))
+        require_verified(replace(bundle, origin=run), verify(bundle))  # what leaves is checked too, not only what it is made of
         left_out = _left_out(directory, content)
     is_new = write_new(file, bundle_bytes(content))
     return Exported(sorted(content), left_out, evidence.statement, evidence.config.data.path, is_new)
@@ -73,7 +62,8 @@ def _require_finished(directory: RunDirectory) -> None:
         raise RunError(f"{directory.path} is not finished; go on with: dpcert train --out {directory.path}, then export it")
 
 
-def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
+def _content(evidence: Evidence, proved: set[str]) -> dict[str, bytes]:
+    """The members of the bundle; `proved` names the checks of dpcert verify that the run passed."""
     files = evidence.files.content
     metrics = _public_metrics(evidence.metrics)
     content = {
@@ -83,14 +73,13 @@ def _content(directory: RunDirectory, evidence: Evidence) -> dict[str, bytes]:
         MODEL: files[MODEL],
         STATEMENT: f"{evidence.statement}\n".encode(),
     }
-    if CURVE in files:  # of released values and the test set; its rows are checked with the rest of the bundle
+    if "training curve" in proved:  # of released values and the test set
         content[CURVE] = files[CURVE]
-    for name in _row_files(evidence, metrics):
+    for name in _row_files(evidence, metrics, proved):
         content[name] = files[name]
-        beside = PurePath(name).with_suffix(".json").name
-        content[beside] = _public_sidecar(files[beside], beside)
+        content[beside_of(name)] = _public_sidecar(open_facts(evidence.files, name))
     if REPORT in files:  # made anew: the one in the directory may show what is left out here, or the path of the directory
-        facts = read_run(directory.path)
+        facts = facts_of(evidence.files)
         shown = [certified for certified in facts.certified if certified.figures in metrics["certification"]]
         digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
         content[REPORT] = render([replace(_in_bundle(facts), metrics=metrics, certified=shown, files=digests)]).encode()
@@ -105,18 +94,11 @@ def _in_bundle(facts: RunFacts) -> RunFacts:
     return replace(facts, path=Path("this bundle"), samples=[], attacks=[], images=None, no_images=why, in_bundle=True)
 
 
-def _row_files(evidence: Evidence, metrics: dict[str, Any]) -> list[str]:
-    """The rows metrics.json stands on, and finished answers at one radius; never those of held-out records."""
+def _row_files(evidence: Evidence, metrics: dict[str, Any], proved: set[str]) -> list[str]:
+    """The rows metrics.json stands on, and answers at one radius: those that were checked, never those of held-out records."""
     named = [entry["file"] for entry in metrics["certification"]]
-    content = evidence.files.content
-    robust = [
-        name for name in content if name.startswith("robust-") and name.endswith(".tsv") and content[name].endswith(b"\n")
-    ]
-    chosen = [name for name in (*named, *robust) if not is_of_validation(name)]
-    for name in chosen:
-        if not evidence.has(name) or not evidence.has(PurePath(name).with_suffix(".json").name):
-            raise RunError(f"{name} or the .json beside it is missing; run dpcert certify again")
-    return chosen
+    robust = [name for name in evidence.files.content if name.startswith("robust-") and name.endswith(".tsv")]
+    return [name for name in (*named, *robust) if f"{name} belongs to the model" in proved and not is_of_validation(name)]
 
 
 def _public_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +107,9 @@ def _public_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
     return {**shared, "timing": {}}
 
 
-def _public_sidecar(data: bytes, name: str) -> bytes:
-    """The facts of a certification without the key of its noise; the checksum is made anew."""
-    facts = {key: value for key, value in json_object(data, name).items() if key not in (*_SECRET_FACTS, "check")}
-    return checked_json(facts)
+def _public_sidecar(facts: dict[str, Any]) -> bytes:
+    """The facts of a certification, whose checksum was right, without the key of its noise: with a checksum of their own."""
+    return checked_json({key: value for key, value in facts.items() if key not in _SECRET_FACTS})
 
 
 def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, str]:

@@ -6,39 +6,24 @@ the short list below, a compressed, doubled or oversized member is refused befor
 """
 
 import io
-import re
 import stat
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import RunError
-from ..store.durable import write_atomically
+from ..store.durable import refuse_link, write_atomically
+from ..store.public import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, PublicFiles, most_bytes, read_directory
 
-CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", "model.safetensors"
-REPORT, STATEMENT, MANIFEST, CURVE = "report.html", "statement.txt", "bundle.json", "training.tsv"
-ROWS = re.compile(r"(certificates|robust)-[A-Za-z0-9.+-]{1,100}\.(tsv|json)")
+STATEMENT, MANIFEST = "statement.txt", "bundle.json"
 MOST_MEMBERS = 1000
-MOST_BYTES = {MODEL: 2 << 30, LEDGER: 64 << 20, CONFIG: 1 << 20}
-MOST_BYTES_OF_OTHERS = 256 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip file knows
-
-
-@dataclass(frozen=True)
-class PublicFiles:
-    """What an outsider has: names and bytes. `key_is_here` tells whether the run key lies beside them."""
-
-    origin: Path
-    content: Mapping[str, bytes]
-    is_bundle: bool
-    key_is_here: bool = False
 
 
 def read_public_files(path: Path) -> PublicFiles:
     """The public files of a run directory, or the members of a bundle."""
     if path.is_dir():
-        return _read_directory(path)
+        return read_directory(path)
     if path.is_file():
         return PublicFiles(path, _read_bundle(path), is_bundle=True)
     raise RunError(f"{path} does not exist; give a run directory or a bundle made by: dpcert export RUN FILE")
@@ -47,22 +32,6 @@ def read_public_files(path: Path) -> PublicFiles:
 def is_known(name: str) -> bool:
     """Whether a file of this name has a place in a bundle."""
     return name in (CONFIG, LEDGER, METRICS, MODEL, REPORT, STATEMENT, MANIFEST, CURVE) or ROWS.fullmatch(name) is not None
-
-
-def _most_bytes(name: str) -> int:
-    return MOST_BYTES.get(name, MOST_BYTES_OF_OTHERS)
-
-
-def _read_directory(path: Path) -> PublicFiles:
-    content = {}
-    for file in sorted(path.iterdir()):
-        if is_known(file.name) and file.name not in (STATEMENT, MANIFEST) and file.is_file():
-            if file.stat().st_size > _most_bytes(file.name):
-                raise RunError(f"{file} has {file.stat().st_size} bytes, at most {_most_bytes(file.name)} are read")
-            content[file.name] = file.read_bytes()
-    if not {CONFIG, LEDGER, METRICS, MODEL} & set(content):
-        raise RunError(f"{path} is not a run directory: it has no {CONFIG}, {LEDGER}, {METRICS} or {MODEL}")
-    return PublicFiles(path, content, is_bundle=False, key_is_here=(path / "private" / "key").exists())
 
 
 def _read_bundle(path: Path) -> dict[str, bytes]:
@@ -89,7 +58,7 @@ def _refuse_odd_archive(path: Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    name, most = member.filename, _most_bytes(member.filename)
+    name, most = member.filename, most_bytes(member.filename)
     kind = stat.S_IFMT(member.external_attr >> 16)
     wrong = {
         "its name has no place in a bundle": not is_known(name) or member.orig_filename != name,
@@ -121,6 +90,7 @@ def bundle_bytes(content: Mapping[str, bytes]) -> bytes:
 
 def write_new(path: Path, data: bytes) -> bool:
     """Write a file that is not there yet, whole or not at all; False where the same bytes are there already."""
+    refuse_link(path)  # a dangling one too: it is not ours to replace
     if path.exists():
         if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
             return False

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import PurePath
 from typing import Any
 
 from ..errors import DpcertError, RunError, VerifyError
@@ -20,12 +21,15 @@ from ..methods import METHODS
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state
 from ..store.durable import sha256_hex
+from ..store.metrics import parse_unread_metrics
+from ..store.opened import open_rows
+from ..store.public import ATTACKS, CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, SAMPLES, PublicFiles
 from ..store.records import CurveRow
 from ..training.curve import epsilon_after, spent
 from ..training.state import parse_model
 from . import certificates
 from .certificates import NotCheckedError
-from .files import CONFIG, CURVE, LEDGER, MANIFEST, METRICS, MODEL, STATEMENT, PublicFiles
+from .files import MANIFEST, STATEMENT
 
 OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
 _LARGEST_MU, _MOST_SETTINGS = 30.0, 8
@@ -51,9 +55,7 @@ class Evidence:
 
     def bytes_of(self, name: str) -> bytes:
         """The content of a file that must be there."""
-        if name not in self.files.content:
-            raise RunError(f"{name} is not here; restore it from a copy")
-        return self.files.content[name]
+        return self.files.bytes_of(name)
 
     def has(self, name: str) -> bool:
         """Whether a file is there."""
@@ -72,7 +74,7 @@ class Evidence:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """What the run says about itself."""
-        return certificates.checked_object(self.bytes_of(METRICS), METRICS)
+        return parse_unread_metrics(self.bytes_of(METRICS), METRICS)
 
     @cached_property
     def header(self) -> dict[str, str]:
@@ -114,7 +116,7 @@ def verify(files: PublicFiles) -> list[Check]:
     evidence = Evidence(files)
     wanted = {**(_OF_A_BUNDLE if files.is_bundle else {}), **_CHECKS}
     checks = [_run(name, partial(check, evidence)) for name, check in wanted.items()]
-    return [*checks, *_certificates(evidence), *_out_of_reach()]
+    return [*checks, *_certificates(evidence), *_not_evidence(files), *_out_of_reach()]
 
 
 def require_verified(files: PublicFiles, checks: list[Check]) -> None:
@@ -247,8 +249,12 @@ def _model_and_config(evidence: Evidence) -> str:
 
 def _model_and_ledger(evidence: Evidence) -> str:
     _require_model(evidence)
-    _expect(evidence.header.get("ledger_head") == evidence.ledger.head, "these weights were made with another ledger")
-    return "the header names the head of this ledger"
+    header, whole = evidence.header, evidence.ledger.sha256
+    _expect(header.get("ledger_head") == evidence.ledger.head, "these weights were made with another ledger")
+    if evidence.files.is_bundle or "ledger_sha256" not in header:  # a bundle has no HMACs, which the digest covers
+        return "the header names the head of this ledger"
+    _expect(header["ledger_sha256"] == whole, f"{LEDGER} is not byte for byte what these weights were made with")
+    return "the header names the SHA-256 of this ledger"
 
 
 def _model_and_epsilon(evidence: Evidence) -> str:
@@ -267,7 +273,7 @@ def _curve(evidence: Evidence) -> str:
     """Steps, epochs and epsilons of training.tsv follow from the ledger; its other columns are out of reach."""
     if not evidence.has(CURVE):
         raise NotCheckedError(f"{CURVE} is not here: the course of the training was not recorded")
-    rows, statement = certificates.rows_of(CurveRow, evidence.files.content, CURVE), evidence.statement
+    rows, statement = open_rows(CurveRow, evidence.files, CURVE), evidence.statement
     _expect(0 < len(rows) <= _MOST_POINTS, f"{CURVE} holds {len(rows)} rows; a run has 1 to {_MOST_POINTS}")
     steps = [row.step for row in rows]
     _expect(steps == sorted(steps) and steps[0] >= 1, f"{CURVE} is not in the order of the steps")
@@ -310,18 +316,32 @@ _CHECKS: dict[str, Callable[[Evidence], str]] = {
 
 def _certificates(evidence: Evidence) -> Iterator[Check]:
     """For each certification of metrics.json: where it belongs, every row, every figure; then the rows it does not name."""
-    content = evidence.files.content
-    model_sha256 = sha256_hex(content[MODEL]) if MODEL in content else None
+    files = evidence.files
     entries: list[dict[str, Any]] = []
     yield _run("certificates", partial(_list_certifications, evidence, entries))
     for entry in entries:
         name = entry["file"]
-        yield _run(f"{name} belongs to the model", partial(certificates.belongs, content, entry, model_sha256))
-        yield _run(f"{name} rows", partial(certificates.radii_follow, content, entry))
-        yield _run(f"{name} figures", partial(certificates.figures_follow, content, entry))
-    named = {CURVE, *(entry["file"] for entry in entries)}
-    for name in sorted(name for name in content if name.endswith(".tsv") and name not in named):
-        yield _run(f"{name} belongs to the model", partial(certificates.side_file, content, name, model_sha256))
+        yield _run(f"{name} belongs to the model", partial(certificates.belongs, files, entry))
+        yield _run(f"{name} rows", partial(certificates.radii_follow, files, entry))
+        yield _run(f"{name} figures", partial(certificates.figures_follow, files, entry))
+    for name, check in _SIDE_ROWS.items():
+        if name in files.content:
+            yield _run(name, partial(check, files))
+    named = {CURVE, *_SIDE_ROWS, *(entry["file"] for entry in entries)}
+    rows = {PurePath(name).with_suffix(".tsv").name for name in files.content if ROWS.fullmatch(name)}
+    for name in sorted(rows - named):
+        yield _run(f"{name} belongs to the model", partial(certificates.side_file, files, name))
+
+
+_SIDE_ROWS = {SAMPLES: certificates.samples_follow, ATTACKS: certificates.attacks_follow}
+
+
+def _not_evidence(files: PublicFiles) -> list[Check]:
+    """What lies in a run directory and proves nothing: named, so that nobody takes it for checked."""
+    names = [*([REPORT] if REPORT in files.content and not files.is_bundle else []), *files.others]
+    names = [name for name in names if not name.startswith((".", "private"))]
+    reason = "pages, pictures and other files are not compared with the rows; make a page again with dpcert report"
+    return [Check(", ".join(names), NOT_CHECKED, reason)] if names else []
 
 
 def _list_certifications(evidence: Evidence, entries: list[dict[str, Any]]) -> str:

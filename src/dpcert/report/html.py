@@ -72,7 +72,7 @@ def write_report(runs: list[RunFacts], page: Path | None, figures_folder: Path |
         figures_folder.mkdir(parents=True, exist_ok=True)
         for drawing in _drawings(list(zip(words.run_names(runs), runs, strict=True))).values():
             for name, data in drawing.files().items():
-                write_atomically(figures_folder / name, data)
+                write_atomically(figures_folder / name, data, real_folder=True)
 
 
 def render(runs: list[RunFacts]) -> str:

@@ -308,4 +308,4 @@ def save(figure: Any, folder: Path, name: str) -> None:
         for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 130, "metadata": {"Software": None}})):
             data = io.BytesIO()
             figure.savefig(data, format=ending, **options)
-            write_atomically(folder / f"{name}.{ending}", data.getvalue())
+            write_atomically(folder / f"{name}.{ending}", data.getvalue(), real_folder=True)

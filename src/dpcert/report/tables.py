@@ -1,6 +1,5 @@
 """Run directories as plain values, and the table of them."""
 
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,14 @@ from ..errors import RunError
 from ..published import BUDGET, TABLE_1_COPIES, VARIANTS
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
-from ..store.metrics import FORMAT, certification_at, is_papers, main_sigma, read_metrics, require_known_format
-from ..store.records import AnyRow, AttackRow, CertificateRow, CurveRow, SampleRow, read_rows
+from ..store.metrics import certification_at, is_papers, main_sigma
+from ..store.opened import open_curve, open_metrics, open_rows, open_settings, open_side_rows
+from ..store.public import ATTACKS, CONFIG, REPORT, SAMPLES, PublicFiles, read_directory
+from ..store.records import AttackRow, CertificateRow, CurveRow, SampleRow
 from ..store.runs import RunDirectory, is_of_validation
 from .paper import TABLE_1
 
 ABSTAIN = -1  # in the column `predict`
-_LARGEST_HEADER_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -155,24 +155,24 @@ class RunFacts:
 
 
 def read_run(path: Path) -> RunFacts:
-    """All public facts of a run."""
+    """All public facts of a run; each file they are read from is checked."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.metrics)
-    _refuse_newer_model(directory.model)
-    metrics = read_metrics(directory.metrics)
-    config = directory.config.read_bytes()
-    if metrics.get("config_sha256", sha256_hex(config)) != sha256_hex(config):  # older metrics name no config
-        raise RunError(f"{directory.config} is not the config of this run (its SHA-256 differs); restore it from a copy")
-    text = _toml(directory.config, config)
-    certified = [Certified(entry, _rows(path, entry)) for entry in metrics["certification"]]
-    # These two grow: a kill may leave half a row, which the next dpcert analyze or attack drops.
-    samples = _rows_if_there(SampleRow, path / "samples.tsv", may_grow=True)
-    attacks = _rows_if_there(AttackRow, path / "attacks.tsv", may_grow=True)
-    curve = _rows_if_there(CurveRow, directory.curve)
-    return RunFacts(path, metrics, text, certified, samples, attacks, curve, _digests(path))
+    return facts_of(read_directory(path))
 
 
-def _toml(path: Path, data: bytes) -> str:
+def facts_of(files: PublicFiles) -> RunFacts:
+    """`read_run` for files that were read already."""
+    metrics = open_metrics(files)
+    text = _toml(files.place_of(CONFIG), files.bytes_of(CONFIG))
+    certified = [Certified(entry, _rows(files, entry)) for entry in metrics["certification"]]
+    samples = open_side_rows(SampleRow, files, SAMPLES)
+    attacks = open_side_rows(AttackRow, files, ATTACKS)
+    curve = open_curve(files, metrics["privacy"].get("steps"))
+    return RunFacts(files.origin, metrics, text, certified, samples, attacks, curve, _digests(files))
+
+
+def _toml(path: str, data: bytes) -> str:
     try:
         text = data.decode("utf-8")
         tomllib.loads(text)
@@ -181,35 +181,20 @@ def _toml(path: Path, data: bytes) -> str:
     return text
 
 
-def _refuse_newer_model(path: Path) -> None:
-    """A model of a newer version is named as such; whether its weights are sound is a question for dpcert verify."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, _LARGEST_HEADER_BYTES)))
-        found = header["__metadata__"].get("format", FORMAT)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return
-    require_known_format(path, found)
-
-
-def _rows_if_there(kind: type[AnyRow], path: Path, *, may_grow: bool = False) -> list[AnyRow]:
-    return read_rows(kind, path, allow_torn_end=may_grow) if path.is_file() else []
-
-
-def _digests(path: Path) -> dict[str, str]:
+def _digests(files: PublicFiles) -> dict[str, str]:
     """SHA-256 of the files that a run's promises stand on; not of rows about held-out training records."""
-    patterns = ("*.toml", "*.jsonl", "metrics.json", "*.safetensors", "*.tsv", "certificates-*.json", "robust-*.json")
-    files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file() and not file.name.startswith(".")}
-    return {file.name: sha256_hex(file.read_bytes()) for file in sorted(files) if not is_of_validation(file.name)}
+    names = [name for name in sorted(files.content) if name != REPORT and not is_of_validation(name)]
+    return {name: sha256_hex(files.content[name]) for name in names}
 
 
-def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:
+def _rows(files: PublicFiles, entry: dict[str, Any]) -> list[CertificateRow]:
+    open_settings(files, entry)
     stride, examples = entry["stride"], entry["examples"]
-    rows = [row for row in read_rows(CertificateRow, path / entry["file"]) if row.idx in range(0, stride * examples, stride)]
+    rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if row.idx in range(0, stride * examples, stride)]
     if len(rows) < examples:
         raise RunError(
-            f"{path / entry['file']} holds {len(rows)} rows, metrics.json speaks of {examples}; run dpcert certify again"
+            f"{files.place_of(entry['file'])} holds {len(rows)} rows, metrics.json speaks of {examples}; "
+            "run dpcert certify again"
         )
     return rows
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,26 +24,76 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, real_folder: bool = False) -> None:
     """Replace `path` by `data`: temporary file, fsync, rename, fsync of the folder.
 
-    Guarantee: after a crash at any moment, a power cut included, `path` holds the old bytes or the new ones.
+    Guarantee: after a crash at any moment, a power cut included, `path` holds the old bytes or the new ones. A link at
+    `path` is refused. So is a link in place of its folder where that must be a `real_folder`: all is done in the folder
+    that was opened, so a link that is put there later leads nowhere.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = f".{path.name}.tmp"
     try:
-        _unlink(temporary)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            _write_whole(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)  # noqa: PTH105 (kept beside os.fsync for the reader)
-        sync_folder(path.parent)
+        with _held(path.parent, real=real_folder) as folder:
+            refuse_link(path)
+            try:
+                _write_new(temporary, data, mode, folder)
+                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    _unlink(temporary, folder)
+                raise
     except OSError as error:
-        with contextlib.suppress(OSError):
-            _unlink(temporary)
         raise cannot_write(path, error) from error
+
+
+def _write_new(name: str, data: bytes, mode: int, folder: int) -> None:
+    """A new durable file in an open folder; what had its name (a link, say) is removed first."""
+    _unlink(name, folder)
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
+    try:
+        _write_whole(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _held(folder: Path, *, real: bool) -> Iterator[int]:
+    """An open folder; with `real` a link to one is refused."""
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    descriptor = open_without_links(folder, flags) if real else os.open(folder, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_without_links(path: Path, flags: int) -> int:
+    """A descriptor of what is at `path` itself; a link there, dangling or not, is a `RunError`."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)  # nobody waits for the other end of a pipe
+    except OSError:
+        refuse_link(path)
+        raise
+
+
+def refuse_link(path: Path) -> None:
+    """Raise if `path` is a symbolic link: what it leads to is not ours to read, replace or remove."""
+    if path.is_symlink():
+        raise RunError(
+            f"{path} is a symbolic link, which dpcert does not follow; put the file or folder itself there, or remove it"
+        )
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file of a run. A link is a `RunError`; what else the system refuses is an `OSError`."""
+    descriptor = open_without_links(path, os.O_RDONLY)
+    try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
@@ -56,16 +107,25 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it is there; its folder must be a real one."""
     try:
-        _unlink(path)
+        with _held(path.parent, real=True) as folder:
+            _unlink(path.name, folder)
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
-def _unlink(path: Path) -> None:
+def _unlink(name: str, folder: int) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108 (all calls that change a disk go through one `os`: the fault tests stand there)
+        os.unlink(name, dir_fd=folder)  # all calls that change a disk go through one `os`: the fault tests stand there
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone can use (0700); a link to one is refused, and its target left alone."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)  # noqa: PTH102 (as for `_unlink`)
+    with _held(folder, real=True) as descriptor:
+        os.fchmod(descriptor, 0o700)
 
 
 class Appender:
@@ -79,7 +139,7 @@ class Appender:
 
     def __enter__(self) -> Self:
         try:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            self._descriptor = open_without_links(self._path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             raise cannot_write(self._path, error) from error
         self._synced = time.monotonic()
@@ -111,29 +171,10 @@ class Appender:
         self._synced = time.monotonic()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def cannot_write(path: Path, error: OSError) -> RunError:
     """The one sentence for a full disk, a read-only folder and the like."""
     reason = error.strerror or str(error)
     return RunError(f"cannot write {path}: {reason}; free space or choose another folder")
-
-
-def read_json(path: Path, *, what: str) -> Any:
-    """A JSON file, or a `RunError` that names it."""
-    try:
-        return parse_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise RunError(f"{what} {path} is missing") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{what} {path} cannot be read: {error}; restore it from a copy") from error
 
 
 def parse_json(data: bytes) -> Any:
@@ -156,12 +197,28 @@ def checked_json(value: dict[str, Any]) -> bytes:
 
 
 def read_checked_json(path: Path, *, what: str, remedy: str, unchecked_keys: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """What `write_checked_json` wrote, without the checksum; one changed byte, in a space even, is a `RunError`.
+    """`parse_checked_json` of a file."""
+    try:
+        data = read_file(path)
+    except FileNotFoundError as error:
+        raise RunError(f"{what} {path} is missing") from error
+    except OSError as error:
+        raise RunError(f"{what} {path} cannot be read: {error}; restore it from a copy") from error
+    return parse_checked_json(data, f"{what} {path}", remedy=remedy, unchecked_keys=unchecked_keys)
+
+
+def parse_checked_json(
+    data: bytes, origin: str, *, remedy: str, unchecked_keys: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """What `checked_json` made, without the checksum; one changed byte, in a space even, is a `RunError`.
 
     Files from before the checksum are taken if they hold no key but `unchecked_keys`: a damaged name of the checksum
     does not make a file look old.
     """
-    value = read_json(path, what=what)
+    try:
+        value = parse_json(data)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{origin} cannot be read: {error}; restore it from a copy") from error
     if isinstance(value, dict) and "check" not in value and value.keys() <= unchecked_keys:
         return value
     check = value.pop("check", None) if isinstance(value, dict) else None
@@ -169,8 +226,8 @@ def read_checked_json(path: Path, *, what: str, remedy: str, unchecked_keys: fro
         intact = isinstance(value, dict) and check == sha256_hex(canonical_json(value).encode())
     except (ValueError, RecursionError):  # an infinity, or nested too deeply to be ours
         intact = False
-    if not intact or path.read_bytes() != readable_json({**value, "check": check}):
-        raise RunError(f"{what} {path} is damaged (its checksum is wrong); {remedy}")
+    if not intact or data != readable_json({**value, "check": check}):
+        raise RunError(f"{origin} is damaged (its checksum is wrong); {remedy}")
     assert isinstance(value, dict)
     return value
 
@@ -183,15 +240,16 @@ def readable_json(value: Any) -> bytes:
 def destroy(path: Path) -> None:
     """Overwrite a secret and remove it (a journal or an SSD may still keep old blocks: see docs)."""
     try:
-        size = path.stat().st_size
-        descriptor = os.open(path, os.O_WRONLY)
-        try:
-            _write_whole(descriptor, bytes(size))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        _unlink(path)
-        sync_folder(path.parent)
+        with _held(path.parent, real=True) as folder:
+            refuse_link(path)
+            descriptor = os.open(path.name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                _write_whole(descriptor, bytes(os.fstat(descriptor).st_size))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            _unlink(path.name, folder)
+            os.fsync(folder)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..progress import Progress
-from .durable import Appender, write_atomically
+from .durable import Appender, read_file, write_atomically
 from .records import AnyRow, header, read_rows, row_of, text_of
 
 _SECONDS_BETWEEN_SYNCS = 2.0
@@ -73,5 +73,5 @@ def _write_sorted(kind: type[AnyRow], path: Path, rows: dict[Key, AnyRow], order
     """Make `path` hold `rows` in order; a file that does already is left alone."""
     lines = [header(kind), *(text_of(rows[key]) for key in sorted(rows, key=order))]
     data = ("\n".join(lines) + "\n").encode()
-    if not path.exists() or path.read_bytes() != data:
+    if not path.exists() or read_file(path) != data:
         write_atomically(path, data)

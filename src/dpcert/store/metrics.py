@@ -7,7 +7,7 @@ from typing import Any
 
 from .._validate import shown
 from ..errors import RunError
-from .durable import read_checked_json
+from .durable import parse_checked_json, read_file
 
 Check = Callable[[Any], bool]
 PAPERS_N0, PAPERS_N, PAPERS_ALPHA = 100, 10_000, 0.001  # CERTIFY as the paper runs it
@@ -19,13 +19,22 @@ _WITHOUT_CHECKSUM = frozenset(
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
+    """`parse_metrics` of a file."""
+    try:
+        data = read_file(path)
+    except FileNotFoundError as error:
+        raise RunError(f"metrics {path} is missing") from error
+    except OSError as error:
+        raise RunError(f"metrics {path} cannot be read: {error.strerror}; restore it from a copy") from error
+    return parse_metrics(data, str(path))
+
+
+def parse_metrics(data: bytes, path: str) -> dict[str, Any]:
     """The content of a metrics.json: its checksum right, every key that is read from it present and of its kind.
 
     All but its timings follows from ledger, model and rows, so a damaged one is made again.
     """
-    remedy = "delete it and give dpcert train and dpcert certify again: they make it anew from model, ledger and rows"
-    metrics = read_checked_json(path, what="metrics", remedy=remedy, unchecked_keys=_WITHOUT_CHECKSUM)
-    require_known_format(path, metrics.get("format", FORMAT))
+    metrics = parse_unread_metrics(data, path)
     wrong = _first_wrong(metrics, _METRICS)
     if wrong is None:
         wrong = _first_wrong(metrics["privacy"], _PRIVATE if metrics["privacy"].get("private") else _NOT_PRIVATE, "privacy.")
@@ -33,6 +42,14 @@ def read_metrics(path: Path) -> dict[str, Any]:
         wrong = wrong or _first_wrong(entry, _CERTIFICATION, f"certification[{place}].")
     if wrong is not None:
         raise RunError(f"{path} has no usable {wrong!r}; it is damaged or from another version")
+    return metrics
+
+
+def parse_unread_metrics(data: bytes, origin: str) -> dict[str, Any]:
+    """A metrics.json whose checksum and format are right, whatever it says: for a reader that checks each value itself."""
+    remedy = "delete it and run dpcert train and dpcert certify again: they make it from model, ledger and rows"
+    metrics = parse_checked_json(data, f"metrics {origin}", remedy=remedy, unchecked_keys=_WITHOUT_CHECKSUM)
+    require_known_format(origin, metrics.get("format", FORMAT))
     return metrics
 
 

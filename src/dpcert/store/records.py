@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol, Self, TypeVar
 
 from ..errors import RunError
 from ..rounding import ceil_text, floor_text
+from .durable import read_file
 
 _LARGEST_RADIUS = 1e6
 
@@ -263,23 +264,36 @@ def read_rows(kind: type[AnyRow], path: Path, *, allow_torn_end: bool = False) -
     """All rows, in the order of the file. A half-written last line is an interruption: dropped where that is allowed."""
     again = f"run {kind.made_by} again"
     try:
-        text = path.read_bytes().decode("ascii")
-    except (OSError, UnicodeDecodeError) as error:
+        data = read_file(path)
+    except OSError as error:
         raise RunError(f"{path} cannot be read: {error}; delete it and {again}") from error
+    return parse_rows(kind, data, str(path), allow_torn_end=allow_torn_end)
+
+
+def parse_rows(
+    kind: type[AnyRow], data: bytes, origin: str, *, allow_torn_end: bool = False, remedy: str | None = None
+) -> list[AnyRow]:
+    """`read_rows` for bytes that came from elsewhere, a member of a bundle for one; `remedy` says what to do with damage."""
+    again = f"run {kind.made_by} again"
+    remedy = f"delete the file and {again}" if remedy is None else remedy
+    try:
+        text = data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise RunError(f"{origin} cannot be read: {error}; {remedy}") from error
     lines = text.split("\n")
     torn = lines.pop()
     if torn and not allow_torn_end:
-        raise RunError(f"{path} ends in the middle of a row, it was interrupted; {again}")
+        raise RunError(f"{origin} ends in the middle of a row, it was interrupted; {again}")
     if not lines and allow_torn_end:
         return []
     if not lines or lines[0] != header(kind):
-        raise RunError(f"{path} does not start with the columns {', '.join(kind.columns)}; delete it and {again}")
+        raise RunError(f"{origin} does not start with the columns {', '.join(kind.columns)}; {remedy}")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
             rows.append(row_of(kind, line))
         except ValueError as error:
-            raise RunError(f"{path} line {number} is damaged ({error}); delete the file and {again}") from error
+            raise RunError(f"{origin} line {number} is damaged ({error}); {remedy}") from error
     if len({row.key for row in rows}) != len(rows):
-        raise RunError(f"{path} holds {kind.columns[0]} twice; delete the file and {again}")
+        raise RunError(f"{origin} holds {kind.columns[0]} twice; {remedy}")
     return rows

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import RunError
-from .durable import cannot_write, destroy, remove, write_atomically
+from .durable import cannot_write, destroy, make_private, read_file, refuse_link, remove, write_atomically
 
 IN_USE = "is in use by another process"
 _KEY_BYTES = 32
@@ -16,6 +16,15 @@ _KEY_BYTES = 32
 def is_of_validation(name: str) -> bool:
     """Whether a file holds rows of held-out training records, which no epsilon covers."""
     return "-validation" in name
+
+
+def _entries(folder: Path) -> "list[os.DirEntry[str]]":
+    """What is in a folder; nothing where it is absent, or only its owner may look into it."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []
 
 
 class RunDirectory:
@@ -29,6 +38,7 @@ class RunDirectory:
         self.metrics = path / "metrics.json"
         self.curve = path / "training.tsv"
         self.report = path / "report.html"
+        self.figures = path / "figures"
         self.private = path / "private"
         self.key = self.private / "key"
         self.state = self.private / "state.json"
@@ -37,13 +47,26 @@ class RunDirectory:
         """Make the folder and its private part (0700)."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.private.mkdir(mode=0o700, exist_ok=True)
-            self.private.chmod(0o700)
+            self.refuse_links()
+            make_private(self.private)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
+    def refuse_links(self) -> None:
+        """Raise unless all that is here, in its private part and among its figures are plain files and folders.
+
+        The directory itself may be reached through a link that the user typed. This is the early answer, in one line;
+        each read, write and removal refuses a link again, for one that is put there later.
+        """
+        for folder in (self.path, self.private, self.figures):
+            for entry in _entries(folder):
+                refuse_link(Path(entry.path))
+                if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+                    raise RunError(f"{entry.path} is neither a file nor a folder; remove it: a run directory holds no other")
+
     def require(self, *files: Path) -> None:
         """Raise unless this is a run directory that holds `files`."""
+        self.refuse_links()
         own = (self.config, self.model, self.ledger, self.metrics)
         if not any(file.is_file() for file in own):
             raise RunError(
@@ -55,12 +78,12 @@ class RunDirectory:
 
     def store_key(self, key: bytes) -> None:
         """Keep the run key, readable by its owner only."""
-        write_atomically(self.key, key, mode=0o600)
+        write_atomically(self.key, key, mode=0o600, real_folder=True)
 
     def load_key(self) -> bytes | None:
         """The run key, or None when it was destroyed (or never made)."""
         try:
-            key = self.key.read_bytes()
+            key = read_file(self.key)
         except FileNotFoundError:
             return None
         if len(key) != _KEY_BYTES:
@@ -69,6 +92,7 @@ class RunDirectory:
 
     def forget_secrets(self) -> None:
         """Destroy the key and all that was only needed to continue, half-written files of a crash included."""
+        refuse_link(self.private)
         destroy(self.key)
         for file in self.private.iterdir():
             remove(file)
@@ -76,6 +100,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory for this process; the lock dies with the process."""
+        self.refuse_links()
         try:
             import fcntl
         except ImportError:  # no advisory locks on this system

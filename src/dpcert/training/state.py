@@ -13,13 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ..errors import LedgerError, RunError
+from ..errors import RunError
 from ..privacy.ledger import Ledger
 from ..rng import KEY_BYTES, Purpose, stream_bytes
-from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
-from ..store.metrics import FORMAT, require_known_format
+from ..store import opened
+from ..store.durable import canonical_json, read_file, remove, sha256_hex, write_atomically
 from ..store.runs import RunDirectory
-from ..store.tensors import with_sorted_header
+from ..store.weights import digest_of_tensors, read_facts, with_sorted_header
 from .curve import Point
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -73,11 +73,11 @@ def save_checkpoint(
                 tensors[f"{_OPTIMIZER}{index}.{name}"] = value.detach().cpu().contiguous()
     data = save(tensors)
     file = directory.private / f"checkpoint-{step}.safetensors"
-    write_atomically(file, data, mode=0o600)
+    write_atomically(file, data, mode=0o600, real_folder=True)
     state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, **asdict(origin)}
     state["curve"] = [list(astuple(point)) for point in curve]
     state["check"] = sha256_hex(canonical_json(state).encode())
-    write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600)
+    write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600, real_folder=True)
     for older in directory.private.glob("checkpoint-*.safetensors"):
         if older != file:
             remove(older)
@@ -116,7 +116,7 @@ def _fits(slots: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer)
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = read_file(path).decode()
         state = json.loads(text)
         check = state.pop("check")
         intact = sha256_hex(canonical_json(state).encode()) == check
@@ -156,7 +156,7 @@ def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -177,15 +177,6 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
         raise RunError(f"{origin} does not fit the model: {detail}") from error
 
 
-def _content_sha256(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
-    """Digest of everything a model file says: names, shapes and numbers of the weights, and the other facts."""
-    digest = hashlib.sha256(canonical_json(metadata).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)  # bytes: NumPy has no bfloat16
-    return digest.hexdigest()
-
-
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The weights and facts of a model file, which must be what was written."""
     return parse_model(_read(path), str(path))
@@ -193,28 +184,17 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def parse_model(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """`read_model` for bytes that came from elsewhere, a member of a bundle for one."""
-    tensors = _tensors(data, origin)  # checks the header: what is read from it below is sound
-    size = int.from_bytes(data[:8], "little")
-    metadata = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
-    require_known_format(origin, metadata.get("format", FORMAT))  # before the digest: another format may make another one
-    stated = metadata.pop("content_sha256", None)
-    if stated != _content_sha256(tensors, metadata):
-        raise RunError(f"{origin} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
-    return tensors, metadata
+    facts = read_facts(data, origin)
+    return _tensors(data, origin), facts
 
 
 def require_made_with(directory: RunDirectory, facts: dict[str, str], ledger: Ledger, config_sha256: str | None) -> None:
     """Raise unless a model's header (`facts`) names this ledger and this config."""
-    if config_sha256 is not None and facts.get("config_sha256") != config_sha256:
-        raise RunError(f"{directory.config} is not the config {directory.model.name} was made with; restore it from a copy")
-    # The hash chain does not cover the HMACs, and their key is destroyed: the whole file's digest does.
-    # Models from before it was recorded name the head of the chain only.
-    whole = facts.get("ledger_sha256", ledger.sha256)
-    if facts.get("ledger_head") != ledger.head or whole != ledger.sha256:
-        raise LedgerError(f"{directory.ledger} is not the ledger {directory.model.name} was made with; restore both")
+    opened.require_made_with(facts, ledger.head, ledger.sha256, config_sha256, directory.config, directory.ledger)
 
 
 def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
     """The final weights as safetensors, with public facts in the header; the same facts give the same bytes."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    return with_sorted_header(save(tensors, metadata={**metadata, "content_sha256": _content_sha256(tensors, metadata)}))
+    digest = digest_of_tensors(save(tensors), metadata)
+    return with_sorted_header(save(tensors, metadata={**metadata, "content_sha256": digest}))
