@@ -44,7 +44,9 @@ def test_the_warm_up_of_an_attack_is_counted_in_epochs(monkeypatch):
     monkeypatch.setattr(SmoothAdv, "at", at)
     data = dpcert.Dataset(**blobs(0), classes=3, size=SIZE)
     method = dpcert.method("dp-smoothadv", sigma=0.25, smoothadv_warmup=2.0)
-    run = dpcert.train("linear", data, method, epochs=4 * BATCH / SIZE + 1e-9, batch_size=BATCH, noise_seed=5, physical_batch=10_000)
+    run = dpcert.train(
+        "linear", data, method, epochs=4 * BATCH / SIZE + 1e-9, batch_size=BATCH, noise_seed=5, physical_batch=10_000
+    )
     assert run.plan.steps == 4
     assert [views.strength for views in ramped] == pytest.approx([0.0, 0.05, 0.1, 0.15])
 
