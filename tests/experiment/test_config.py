@@ -70,8 +70,8 @@ def test_a_preset_takes_the_settings_of_its_sigma(preset, sigma, weight):
 def test_certification_has_the_sigma_of_the_views_unless_one_is_given():
     assert resolve(None, {}).certification_sigma == 0.5
     assert resolve(None, {"method.sigma": 0.25}).certification_sigma == 0.25
-    given = resolve(None, {"method.sigma": 0.25, "certify.sigma": 1.0})
-    assert given.certification_sigma == request_of(given).how.sigma == 1.0 and given.build_method().views.sigma == 0.25
+    apart = resolve(None, {"method.sigma": 0.25, "certify.sigma": 1.0})
+    assert apart.certification_sigma == request_of(apart).how.sigma == 1.0 and apart.build_method().views.sigma == 0.25
 
 
 @pytest.mark.parametrize("name", presets.names())
