@@ -88,6 +88,20 @@ WIDER = [
         "an image has the metrics of its neighbour",
     ),
     Mutant(
+        "report/tables.py",
+        "[(sample, rows[sample.idx]) for sample in self.samples if sample.idx in rows]",
+        "list(zip(self.samples, rows.values(), strict=False))",
+        (f"{TABLES}::test_samples_of_some_images_are_joined_by_their_index",),
+        "the page joins metrics and certificates by place",
+    ),
+    Mutant(
+        "report/shelf.py",
+        "[(row, earned[row.idx]) for row in self.facts.samples if row.idx in earned]",
+        "list(zip(self.facts.samples, earned.values(), strict=False))",
+        (f"{CLAIMS}::test_samples_are_joined_with_the_certificates_of_the_sigma_asked_for",),
+        "the claims join metrics and certificates by place",
+    ),
+    Mutant(
         "release/verify.py",
         '_expect(plan["divisor"] == plan["batch_size"]',
         '_expect(plan["divisor"] > 0',
