@@ -159,6 +159,15 @@ def test_only_the_noisy_views_count_for_consistency_and_macer():
         assert float(replaced(logits, LABEL)) == pytest.approx(by_hand(replaced, logits, 2), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("regulariser", [Consistency(5.0), Macer(beta=0.5)], ids=repr)
+def test_without_the_original_every_view_counts(regulariser):
+    """The same noisy views give the same loss, whether the original stands before them or was dropped."""
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    logits[:, 2] += 2.0  # the label leads: MACER's hinge is not 0
+    kept, dropped = told(regulariser, 3), told(regulariser, 3, keep_original=False)
+    assert float(kept(logits, LABEL)) > 0 and torch.equal(kept(logits, LABEL), dropped(logits[1:], LABEL))
+
+
 @pytest.mark.parametrize(("sigma", "expected"), [(0.25, 10.0), (0.5, 5.0), (1.0, 5.0)])
 def test_consistency_takes_the_original_weight_of_its_sigma(sigma, expected):
     assert told(Consistency(), 2, sigma=sigma).lambda_ == expected

@@ -6,6 +6,7 @@ import torch
 from scipy.stats import kstest
 from torch import nn
 
+from dpcert.attacks import measure
 from dpcert.attacks.kinds import attack
 from dpcert.attacks.measure import Images, Smoothing, base_right, perturbed, smoothed_right
 from dpcert.attacks.norms import L2, Linf
@@ -165,6 +166,36 @@ def test_the_verdict_on_the_smoothed_model_uses_noise():
     points = Images(torch.full((5, 1, 6, 6), 0.5), torch.zeros(5, dtype=torch.long), range(5))
     assert base_right(Fragile(), points, attack("pgd-l2", 2), 0.0, KEY).all()
     assert not smoothed_right(Fragile(), points, attack("pgd-l2", 2), 0.0, KEY, Smoothing(0.25, 4, 100)).any()
+
+
+def test_a_tie_is_not_right():
+    """A model whose classes are always even has no smoothed class: no vote is cast for the label, and none against it."""
+
+    class Even(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return 0.0 * self.w * x.flatten(1)[:, :3]
+
+    points = Images(torch.full((4, 1, 6, 6), 0.5), torch.arange(4) % 3, range(4))
+    for name in ("fgsm", "pgd-l2"):
+        how = attack(name, None if name == "fgsm" else 2)
+        assert not smoothed_right(Even(), points, how, 0.1, KEY, Smoothing(0.25, 4, 50)).any()
+
+
+def test_every_step_of_every_start_sees_noises_of_its_own(monkeypatch):
+    seen, real = [], measure._noises
+
+    def spy(*arguments):
+        seen.append(real(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(measure, "_noises", spy)
+    smoothed_right(MODEL, images(2), attack("pgd-l2", 3, 2), 0.1, KEY, Smoothing(0.25, 4, 50))
+    drawn = [noise.numpy().tobytes() for noises in seen for example in noises for noise in example]
+    assert len(set(drawn)) == len(drawn) == 2 * 3 * 2 * 4  # starts, steps, images, draws
 
 
 def test_a_nan_is_wrong():

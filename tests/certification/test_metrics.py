@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from dpcert.certification.metrics import average_certified_radius, average_gain, certified_accuracy
+from dpcert.certification.metrics import average_certified_radius, average_gain, certified_accuracy, radii_to_show
 
 RADIUS, CORRECT = np.array([0.5, 0.25, 0.8, 0.0, 0.1]), np.array([True, True, False, False, True])
 
@@ -30,6 +30,12 @@ def test_certified_accuracy_counts_right_answers_whose_radius_reaches():
     assert [certified_accuracy(RADIUS, CORRECT, at).value for at in (0.0, 0.25, 0.2500001, 0.8)] == [0.6, 0.4, 0.2, 0.0]
     figure = certified_accuracy(RADIUS, CORRECT, 0.25)
     assert binom.sf(1, 5, figure.low) == pytest.approx(0.025) and binom.cdf(2, 5, figure.high) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(("sigma", "last"), [(0.25, 1.0), (0.3, 1.0), (0.5, 2.0), (1.0, 4.0), (0.05, 0.0)])
+def test_radii_are_shown_every_quarter_up_to_four_sigma(sigma, last):
+    radii = radii_to_show(sigma)
+    assert radii == [0.25 * place for place in range(len(radii))] and radii[-1] == last
 
 
 def test_a_gain_may_be_a_loss():

@@ -253,3 +253,26 @@ def test_robust_needs_the_evidence_of_its_alpha(alpha, wins):
     evidence = log_evidence_above if wins else log_evidence_below
     enough = next(look for look in looks(5000) if evidence(round(look * wins), look, threshold) >= -math.log(alpha))
     assert decision.robust is bool(wins) and decision.votes == 100 + enough
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.001, 1e-6])
+@pytest.mark.parametrize(("share", "radius", "robust"), [(0.9, 0.4, True), (0.4, 0.05, False)])
+def test_neither_answer_comes_on_half_of_the_evidence(alpha, share, radius, robust):
+    """Votes so close to the threshold that the evidence for alpha needs more of them than the evidence for its square root."""
+    from dpcert.certification.sequence import log_evidence_above, log_evidence_below, looks
+
+    class Even(Recorder):
+        """After any number of votes class 1 has the same share of them."""
+
+        def count(self, x, start, stop, purpose, index):
+            ones = stop - start if purpose is Purpose.CERTIFY_SELECTION else round(stop * share) - round(start * share)
+            return np.array([stop - start - ones, ones])
+
+    evidence, threshold = log_evidence_above if robust else log_evidence_below, float(norm.cdf(radius / 0.5))
+
+    def votes_for(enough):
+        return next(look for look in looks(5000) if evidence(round(look * share), look, threshold) >= enough)
+
+    decision = smooth.robust_at(Even(), torch.zeros(1), radius, 100, 5000, alpha)
+    assert votes_for(-0.5 * math.log(alpha)) < votes_for(-math.log(alpha))
+    assert decision.robust is robust and decision.votes == 100 + votes_for(-math.log(alpha))

@@ -146,11 +146,29 @@ def test_lists(capsys):
 def test_account(capsys):
     for arguments, word in (
         (["--epsilon", "3", "--steps", "100"], "noise multiplier"),
-        (["--noise-multiplier", "1.07"], "epsilon = 2.99"),
+        (["--noise-multiplier", "1.07"], "4687 steps: epsilon = 2.99"),
         (["--noise-multiplier", "2", "--epsilon", "1", "--size", "1000", "--batch-size", "20"], "steps ("),
     ):
         assert call("account", *arguments) == 0
         assert word in capsys.readouterr().out
+
+
+def test_set_is_the_last_word():
+    from dpcert.cli._options import assignments
+
+    options = {"sigma": 0.25, "epsilon": 1.0, "delta": 1e-6, "seed": 3, "device": "cuda", "examples": "10"}
+    keys = (
+        "method.sigma",
+        "privacy.epsilon",
+        "privacy.delta",
+        "train.seed",
+        "certify.seed",
+        "train.device",
+        "certify.examples",
+    )
+    given = assignments(None, **options)
+    assert [given[key] for key in keys] == [0.25, 1.0, 1e-6, 3, 3, "cuda", 10]
+    assert assignments([f"{key}=7" for key in keys], **options) == dict.fromkeys(keys, 7)
 
 
 def test_audit(capsys):
@@ -346,13 +364,13 @@ def test_certificates_belong_to_their_images(finished, tmp_path, capsys):
     folder = tmp_path / "moved"
     shutil.copytree(finished.parent, folder)
     out = folder / "run"
-    arrays = blobs(0)
-    arrays["x_test"] = arrays["x_test"][::-1].copy()
     original = (finished.parent / "blobs.npz").read_bytes()
     try:
-        np.savez(finished.parent / "blobs.npz", **arrays)
-        assert call("certify", str(out), "--n", "200", "--examples", "15") == 2
-        assert "images_sha256" in capsys.readouterr().err
+        for changed in ("x_test", "y_test"):
+            arrays = blobs(0)
+            np.savez(finished.parent / "blobs.npz", **{**arrays, changed: arrays[changed][::-1].copy()})
+            assert call("certify", str(out), "--n", "200", "--examples", "15") == 2
+            assert "images_sha256" in capsys.readouterr().err
     finally:
         (finished.parent / "blobs.npz").write_bytes(original)
 

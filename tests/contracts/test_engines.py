@@ -81,6 +81,12 @@ class WideTwice(nn.Module):
         return self.head(self.wide(torch.tanh(self.wide(torch.tanh(self.first(x))))).flatten(1))
 
 
+def own_eps():
+    """Norms whose eps is not PyTorch's: large enough to show in every gradient."""
+    norms = nn.GroupNorm(2, 4, eps=0.3), nn.BatchNorm2d(4, eps=0.3), nn.LayerNorm(4 * 36, eps=0.3)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norms[0], nn.Tanh(), norms[1], nn.Flatten(), norms[2], nn.Linear(4 * 36, 4)).eval()
+
+
 def frozen_batch_norm():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 36, 4))
     model[1].running_mean.uniform_(-1, 1)
@@ -106,6 +112,7 @@ MODELS = {
     "tokens": Tokens,
     "wide twice": WideTwice,
     "frozen batch norm": frozen_batch_norm,
+    "own eps": own_eps,
     "partly frozen": lambda: _freeze(build_model("cnn", input_shape=(1, 18, 18), classes=4, seed=0)),
 }
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dpcert
 from dpcert.data import cifar, fetch, idx, registry
+from dpcert.data.arrays import read_npy
 from dpcert.data.dataset import Dataset, read_npz
 from dpcert.errors import DataError
 
@@ -145,6 +146,16 @@ def test_files_are_found_in_the_given_folder_packed_or_not(tmp_path, monkeypatch
     assert dpcert.load_dataset("tiny").y_test.tolist() == [1, 2]
 
 
+def test_the_folder_that_was_named_comes_before_the_cache(tmp_path, monkeypatch):
+    contents = small_source(tmp_path, monkeypatch)
+    monkeypatch.setenv("DPCERT_DATA", str(tmp_path / "given"))
+    for folder, spoilt in ((tmp_path / "given" / "tiny", b""), (tmp_path / "cache" / "dpcert" / "tiny", b"x")):
+        folder.mkdir(parents=True)
+        for name, data in contents.items():
+            (folder / name).write_bytes(data + spoilt)
+    assert dpcert.load_dataset("tiny").y_test.tolist() == [1, 2]
+
+
 def test_missing_files_are_fetched_once_and_checked(tmp_path, monkeypatch):
     contents = small_source(tmp_path, monkeypatch)
     asked = []
@@ -233,6 +244,14 @@ def test_npz_is_read_without_pickle(tmp_path):
         read_npz(path)
     with pytest.raises(DataError, match="is not a file"):
         read_npz(tmp_path / "absent.npz")
+
+
+def test_an_array_in_column_order_holds_the_same_images(tmp_path):
+    images = np.random.default_rng(0).random((4, 3, 8, 6)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", **arrays(x_train=np.asfortranarray(images), x_test=images[:2]))
+    np.save(tmp_path / "own.npy", np.asfortranarray(images))
+    assert np.array_equal(read_npz(tmp_path / "own.npz").x_train.numpy(), images)
+    assert np.array_equal(read_npy(tmp_path / "own.npy"), images)
 
 
 def test_the_first_records_are_held_out_for_validation():

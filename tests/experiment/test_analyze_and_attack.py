@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ import torch
 from dpcert.analysis.correlate import correlation
 from dpcert.certification.bounds import confidence_interval
 from dpcert.certification.metrics import earned_radius
+from dpcert.certification.sweep import Request
 from dpcert.cli import main
 from dpcert.experiment import attack as attacking
+from dpcert.experiment import run as experiment
 from dpcert.experiment.analyze import AnalyzeRequest, analyze
 from dpcert.privacy.ledger import Ledger
 from dpcert.report.tables import read_run
 from dpcert.store.durable import read_checked_json, write_checked_json
-from dpcert.store.records import METRICS, AttackRow, CertificateRow, SampleRow, read_rows
+from dpcert.store.records import METRICS, AttackRow, CertificateRow, RobustRow, SampleRow, header, read_rows, text_of
 from dpcert.training.state import model_bytes, read_model
 from tests.conftest import blobs
 from tests.fuzz.readers import chained
@@ -67,6 +70,31 @@ def test_rows_stand_beside_their_certificates(run, capsys):
     before = files(run)
     assert call("analyze", run) == 0
     assert files(run) == before
+
+
+def write_certificates(run, rows):
+    (run / "certificates-sigma0.50.tsv").write_text("\n".join([header(CertificateRow), *map(text_of, rows)]) + "\n")
+
+
+def test_each_row_is_about_its_own_image(run):
+    """Radii, answers and metrics that differ from image to image, worked out by hand: a row that is shifted by a place shows."""
+    certificates = read_rows(CertificateRow, run / "certificates-sigma0.50.tsv")
+    distinct = [replace(row, radius=(10 + row.idx) / 1000, correct=row.idx // 3 % 2) for row in certificates]
+    write_certificates(run, distinct)
+    assert call("analyze", run, "--batch", 7) == 0
+    (weight, bias), images = (
+        (read_model(run / "model.safetensors")[0][f"1.{name}"].double() for name in ("weight", "bias")),
+        blobs(0),
+    )
+    rows = read_rows(SampleRow, run / "samples.tsv")
+    for row, certificate in zip(rows, distinct, strict=True):
+        x, label = torch.from_numpy(images["x_test"][row.idx]).double().flatten(), int(images["y_test"][row.idx])
+        logits = weight @ x + bias
+        slope = weight.T @ (logits.softmax(dim=0) - torch.eye(3, dtype=torch.float64)[label])
+        assert (row.idx, row.label, row.predict) == (certificate.idx, label, int(logits.argmax()))
+        assert row.gradient_norm == pytest.approx(float(slope.norm()), rel=1e-5)
+        assert (row.radius, row.correct) == (certificate.radius, certificate.correct)
+    assert len({row.gradient_norm for row in rows}) == len(rows) == 20
 
 
 def test_cut_anywhere_it_goes_on_to_the_same_bytes_with_any_batch(run):
@@ -263,11 +291,9 @@ def test_the_smoothed_model_beside_its_certificates(run, capsys):
 
 def test_an_attack_that_beats_a_certificate_is_told(run, capsys):
     """A forged radius of 40 sigma: the attack finds it out."""
-    from dpcert.store.records import header, text_of
-
     file = run / "certificates-sigma0.50.tsv"
     forged = [CertificateRow(r.idx, r.label, r.label, 20.0, 1, r.time, r.n, r.n, 1.0) for r in read_rows(CertificateRow, file)]
-    file.write_text("\n".join([header(CertificateRow), *map(text_of, forged)]) + "\n")
+    write_certificates(run, forged)
     pgd = ["--attack", "pgd-l2", "--steps", 5, "--starts", 1, "--examples", 20, "--smoothed", "--n", 100]
     assert call("attack", run, *pgd, "--strengths", "8") == 0
     assert "less than the certified 1.0000" in capsys.readouterr().err
@@ -279,6 +305,24 @@ def test_other_images_and_the_base_model_are_not_compared(run):
         assert (attacking.run_attacks(run, request).certified != [None]) == compared
     request = attacking.request_of(run, ("pgd-l2",), "0.2", 2, 1, True, None, 100, 25, 0)
     assert attacking.run_attacks(run, request).certified == [None]
+
+
+def test_certificates_in_l2_say_nothing_of_an_attack_in_another_norm(run):
+    for name in ("pgd-linf", "fgsm"):
+        steps, starts = (None, None) if name == "fgsm" else (2, 1)
+        request = attacking.request_of(run, (name,), "0.1", steps, starts, True, None, 100, 20, 0)
+        assert attacking.run_attacks(run, request).certified == [None]
+
+
+def test_answers_at_a_radius_are_counted_by_kind(run, monkeypatch):
+    """Robust and right, robust and wrong, not robust, not decided: four figures that are not to be mixed up."""
+    kinds = [(1, 1)] * 5 + [(1, 0)] * 3 + [(0, 1)] * 2 + [(-1, 1)] * 4
+    rows = [RobustRow(3 * place, 0, 0, robust, correct, 0.1, 150) for place, (robust, correct) in enumerate(kinds)]
+    monkeypatch.setattr(experiment, "decide_to_file", lambda *arguments, **options: rows)
+    found = experiment.decide(run, experiment.CertifyRequest(Request(0.5, 100, 200), 14), 0.1)
+    assert (found["certified_accuracy"], found["undecided"], found["examples"]) == (5 / 14, 4, 14)
+    assert found["certified_accuracy_interval"] == list(confidence_interval(5, 14))
+    assert (found["votes"], found["votes_of_certify"]) == (14 * 150, 14 * 300)
 
 
 def test_a_contradiction_is_more_than_chance():

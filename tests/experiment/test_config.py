@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dpcert.errors import ConfigError, DpcertError
 from dpcert.experiment import presets
 from dpcert.experiment.config import Config, differences, parse, parse_assignment, read_toml
-from dpcert.experiment.run import default_out, resolve
+from dpcert.experiment.run import default_out, request_of, resolve
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,20 @@ def test_presets_hold_the_papers_settings():
     for name in ("mnist/regular", "fashion-mnist/regular-gaussian"):
         assert (resolve(name, {}).train.learning_rate, resolve(name, {}).train.batch_size) == (0.01, 512)
     assert (mnist.certify.n0, mnist.certify.n, mnist.certify.alpha) == (100, 10_000, 0.001)
+
+
+@pytest.mark.parametrize(("sigma", "weight"), [(None, 5.0), (0.25, 10.0), (0.5, 5.0), (1.0, 5.0)])
+@pytest.mark.parametrize("preset", [name for name in presets.names() if name.endswith("+consistency")])
+def test_a_preset_takes_the_settings_of_its_sigma(preset, sigma, weight):
+    config = resolve(preset, {} if sigma is None else {"method.sigma": sigma})
+    assert config.method.consistency_lambda == config.build_method().regulariser.lambda_ == weight
+
+
+def test_certification_has_the_sigma_of_the_views_unless_one_is_given():
+    assert resolve(None, {}).certification_sigma == 0.5
+    assert resolve(None, {"method.sigma": 0.25}).certification_sigma == 0.25
+    apart = resolve(None, {"method.sigma": 0.25, "certify.sigma": 1.0})
+    assert apart.certification_sigma == request_of(apart).how.sigma == 1.0 and apart.build_method().views.sigma == 0.25
 
 
 @pytest.mark.parametrize("name", presets.names())

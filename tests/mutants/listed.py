@@ -4,19 +4,8 @@ Every one is a mistake someone has made, or could make in an afternoon: the auth
 of the wrong scale, a condition that is not looked at. `python -m tests.mutants.run` applies them one at a time to a copy.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """In `file` (below src/dpcert) the text `old`, which occurs once, becomes `new`; then one of `tests` must fail."""
-
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-    why: str
-
+from tests.mutants.mutant import Mutant as Mutant
+from tests.mutants.wider import WIDER
 
 CLIPPING, LEDGER = "tests/privacy/test_clipping.py", "tests/privacy/test_ledger.py"
 NOISE, SAMPLING = "tests/statistical/test_noise.py", "tests/statistical/test_sampling.py"
@@ -468,4 +457,5 @@ MUTANTS = [
         (f"{SWEEP}::test_rows_agree_with_the_tensors_of_the_python_call",),
         "right and wrong exchanged in the rows",
     ),
+    *WIDER,
 ]

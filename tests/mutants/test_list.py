@@ -22,6 +22,11 @@ def test_the_list_covers_every_critical_file():
     assert len({(mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
 
 
+def test_every_folder_of_the_sources_has_mutants():
+    folders = {file.parent.name for file in (ROOT / "src" / "dpcert").glob("*/*.py") if file.name != "__init__.py"}
+    assert folders <= {mutant.file.split("/")[0] for mutant in MUTANTS}
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_a_mutant_still_applies_and_names_tests_that_exist(mutant):
     text = (ROOT / "src" / "dpcert" / mutant.file).read_text(encoding="utf-8")

@@ -38,6 +38,14 @@ def test_scores_that_are_no_numbers_are_wrong_guesses():
     assert lower_bound(np.full(100, math.nan), np.full(100, math.nan), 0.0).gaussian_epsilon == 0.0
 
 
+def test_the_two_error_rates_share_the_risk():
+    """Clopper and Pearson's upper bounds, each at half of the risk: 3 and 5 wrong guesses of 100 at confidence 0.9."""
+    without, with_canary = (np.arange(100) >= 97).astype(float), (np.arange(100) >= 5).astype(float)
+    bound = lower_bound(without, with_canary, 0.5, confidence=0.9)
+    assert bound.false_positives == pytest.approx(stats.binomtest(3, 100).proportion_ci(0.9).high)
+    assert bound.false_negatives == pytest.approx(stats.binomtest(5, 100).proportion_ci(0.9).high)
+
+
 @pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
 def test_the_bound_passes_the_truth_as_rarely_as_it_says(mu):
     """1,000 audits of an ideal Gaussian mechanism at confidence 0.95: at most 5 % pass (false alarm of this test 1e-6)."""

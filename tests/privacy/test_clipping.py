@@ -35,6 +35,14 @@ def test_formulas_of_the_paper():
     torch.testing.assert_close(Automatic(0.01).factors(n, 0.1), 0.1 / (n + 0.01), **close)
 
 
+@pytest.mark.parametrize("value", [1e-4, 0.3, 7.0])
+def test_a_rule_uses_the_parameter_it_was_given(value):
+    n = torch.tensor([1e-4, 0.01, 0.2, 3.0], dtype=torch.float64)
+    close = {"rtol": 2e-6, "atol": 0.0}
+    torch.testing.assert_close(Psac(r=value).factors(n, 0.1), 0.1 / (n + value / (n + value)), **close)
+    torch.testing.assert_close(Automatic(gamma=value).factors(n, 0.1), 0.1 / (n + value), **close)
+
+
 def test_psac_is_not_the_authors_released_factor():
     """Their C / (n + r/n + r) weighs small gradients down up to ten times; the paper's formula does not."""
     n = torch.tensor([0.005], dtype=torch.float64)

@@ -222,7 +222,12 @@ FORGERIES = {
         "epsilon recomputed",
     ),
     "a smaller batch than the plan's q": (lambda run: new_chain(run, lambda e: e.update(batch_size=9)), "ledger against its plan"),
+    "another divisor than the batch size": (lambda run: new_chain(run, lambda e: e.update(divisor=9)), "ledger against its plan"),
     "another delta": (lambda run: new_chain(run, lambda e: e.update(delta=1e-3)), "ledger against config"),
+    "held-out records that the config does not name": (
+        lambda run: new_chain(run, lambda e: e.update(held_out=5)),
+        "ledger against config",
+    ),
     "a noise seed kept quiet": (hidden_seed, "ledger against config"),
     "a smaller epsilon in metrics": (
         lambda run: edit_json(run / "metrics.json", privacy(epsilon=1.0)),
@@ -241,6 +246,7 @@ FORGERIES = {
     "a flipped bit of the header": (lambda run: flip(run, "model.safetensors", 60), "model content"),
     "other weights": (lambda run: edit_model(run, weights=lambda t: next(iter(t.values())).add_(1.0)), f"{PLAIN}.tsv belongs to the model"),
     "another epsilon in the header": (lambda run: edit_model(run, facts={"epsilon": "1.0"}), "model against epsilon"),
+    "a smaller delta in the header": (lambda run: edit_model(run, facts={"delta": "1e-09"}), "model against epsilon"),
     "another statement in the header": (
         lambda run: edit_model(run, facts={"statement": canonical_json({"epsilon": 1.0, "delta": 1e-5})}),
         "model against epsilon",
@@ -326,6 +332,18 @@ def test_a_forgery_that_agrees_with_itself_throughout_is_out_of_reach_and_is_sai
     assert failures(copied) == []
     assert call("verify", copied) == 0
     assert "not checked  that these steps were what ran" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [({}, OK), ({"radius": 0.3}, FAILED), ({"p_lower": 0.9}, FAILED), ({"label": 1, "correct": 1}, FAILED)],
+    ids=["nothing", "a radius", "a bound", "a right answer"],
+)
+def test_a_row_whose_votes_were_not_cast_claims_nothing(changes, outcome, copied):
+    """Rows of certify --skip-misclassified: a wrong class, and neither count, bound nor radius."""
+    edit_json(copied / "metrics.json", lambda m: entry_of(m, PLAIN).update(skip_misclassified=True))
+    edit_row(copied, PLAIN, **{"label": 2, "predict": 1, "correct": 0, "count": None, "radius": 0.0, "p_lower": 0.0, **changes})
+    assert outcomes(copied)[f"{PLAIN}.tsv rows"] == outcome
 
 
 def test_a_run_that_is_not_private_has_no_finite_epsilon_on_its_curve(finished):

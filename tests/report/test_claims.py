@@ -1,5 +1,7 @@
 """The paper's sentences: each holds in a world made for it, and does not in a world made against it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -227,6 +229,9 @@ def test_samples_are_joined_with_the_certificates_of_the_sigma_asked_for(tmp_pat
     run = shelf.certified("mnist", "dpsgd", 0.5)
     assert [sample.radius for sample in run.samples] == pytest.approx(list(radii[0.5]), abs=2e-6)
     assert [sample.lipschitz for sample in run.samples] == pytest.approx(list(1.0 + np.arange(100)))
+    some = replace(run, facts=replace(run.facts, samples=run.facts.samples[1::3]))  # joined by index, not by place
+    assert [sample.radius for sample in some.samples] == pytest.approx(list(radii[0.5][1::3]), abs=2e-6)
+    assert [sample.lipschitz for sample in some.samples] == pytest.approx(list(2.0 + np.arange(0, 99, 3)))
 
 
 def test_bimodality_tells_one_mode_from_two():

@@ -297,6 +297,10 @@ def test_the_papers_figure_stands_against_our_interval():
     for interval, word in (([1.0, 1.1], "above"), ([1.3, 1.4], "below"), ([1.2, 1.3], "within")):
         other = replace(facts, certified=[replace(c, figures={**c.figures, "acr_interval": interval})])
         assert f"average certified radius of 1.246 ({word} our 95 % interval)" in words.compared(other)
+    for share, word in (([0.93, 0.946], "above"), ([0.948, 0.96], "below"), ([0.946, 0.948], "within")):
+        intervals = {**c.figures["certified_accuracy_interval"], "0.25": share}
+        other = replace(facts, certified=[replace(c, figures={**c.figures, "certified_accuracy_interval": intervals})])
+        assert f"94.7 % certified at 0.25 ({word} our 95 % interval)" in words.compared(other)
     other = replace(facts, metrics={**facts.metrics, "method": "dp-stability"})
     assert "another formula" in words.compared(other) and "another formula" not in words.compared(facts)
     assert "for this method and σ at ε = 3, δ = 1e-05 an average" in words.compared(facts)
@@ -338,13 +342,15 @@ def test_the_gain_over_the_first_run_is_that_of_the_rows(comparison):
 
 
 def test_no_gain_where_it_would_not_be_one_of_the_models(complete, without_figures):
-    """Another number of votes gives other radii for the same model; other data are other images."""
+    """Another number of votes, or another alpha, gives other radii for the same model; other data are other images."""
     one = read_run(complete)
     (certified,) = one.certified
     fewer = replace(one, certified=[replace(certified, figures={**certified.figures, "n": 1000})])
+    bolder = replace(one, certified=[replace(certified, figures={**certified.figures, "alpha": 0.01})])
+    together = replace(one, certified=[replace(certified, figures={**certified.figures, "alpha_each": 1e-6})])
     other_data = replace(one, metrics={**one.metrics, "dataset": "mine"})
     assert 'data-key="gain"' in render([one, one])
-    for other in (fewer, other_data, replace(one, certified=[])):
+    for other in (fewer, bolder, together, other_data, replace(one, certified=[])):
         for pair in ([one, other], [other, one]):
             assert 'data-key="gain"' not in render(pair) and "More than" not in render(pair)
 

@@ -68,6 +68,15 @@ def test_samples_stand_beside_the_main_certificates(dpsgd):
     assert [row.correct for row in facts.analysed] == [row.correct for row in facts.main.rows]
 
 
+def test_samples_of_some_images_are_joined_by_their_index(dpsgd):
+    facts = read_run(dpsgd)
+    radius = {row.idx: row.radius for row in facts.main.rows}
+    for some in (facts.samples[1:], facts.samples[2::3], facts.samples[::-1]):
+        found = replace(facts, samples=some).analysed
+        assert [(row.idx, row.radius) for row in found] == [(row.idx, radius[row.idx]) for row in some]
+    assert len(set(radius.values())) > 50  # a shift by one place would show
+
+
 # ------------------------------------------------------------------ the paper's figures beside ours
 
 

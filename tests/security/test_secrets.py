@@ -156,6 +156,17 @@ def test_twin_base64_of_the_whole_key_is_found_at_every_offset(tmp_path):
         assert holders(secret, [tmp_path / "leak"])
 
 
+def test_a_key_is_overwritten_before_its_name_goes(tmp_path, keys):
+    """A second name for the same bytes on the disk shows what is left there when the run is over."""
+    out, kept = tmp_path / "run", tmp_path / "what is left of the key"
+    stop_after(keys, out)
+    kept.hardlink_to(out / "private" / "key")
+    assert kept.read_bytes() == keys[0]
+    data = dpcert.Dataset(**blobs(0), classes=3, size=240)
+    dpcert.train("linear", data, "dpsgd", epochs=5, batch_size=10, out=out)
+    assert not (out / "private" / "key").exists() and kept.read_bytes() == bytes(KEY_BYTES)
+
+
 def test_leftovers_of_a_crash_are_gone_with_the_key(tmp_path, keys):
     """A half-written checkpoint or key of an earlier crash does not outlive the run."""
     out = tmp_path / "run"

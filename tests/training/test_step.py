@@ -7,6 +7,7 @@ from torch import nn
 import dpcert
 from dpcert.privacy import noise, sampling
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions
+from dpcert.views import SmoothAdv
 from tests.conftest import blobs
 
 STEPS, BATCH, SIZE = 3, 24, 240
@@ -30,6 +31,24 @@ def by_hand(start: nn.Module, data: dpcert.Dataset, key: bytes, noise_multiplier
             for parameter, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
                 parameter -= (0.5 * part / BATCH).view_as(parameter)
     return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def test_the_warm_up_of_an_attack_is_counted_in_epochs(monkeypatch):
+    """q = 1/10: after three steps a warm-up of 2 epochs is at 3 / 20 of its radius, not past its end."""
+    ramped, real = [], SmoothAdv.at
+
+    def at(views, epoch):
+        ramped.append(real(views, epoch))
+        return ramped[-1]
+
+    monkeypatch.setattr(SmoothAdv, "at", at)
+    data = dpcert.Dataset(**blobs(0), classes=3, size=SIZE)
+    method = dpcert.method("dp-smoothadv", sigma=0.25, smoothadv_warmup=2.0)
+    run = dpcert.train(
+        "linear", data, method, epochs=4 * BATCH / SIZE + 1e-9, batch_size=BATCH, noise_seed=5, physical_batch=10_000
+    )
+    assert run.plan.steps == 4
+    assert [views.strength for views in ramped] == pytest.approx([0.0, 0.05, 0.1, 0.15])
 
 
 @pytest.mark.parametrize("physical_batch", [480, 20])

@@ -52,6 +52,17 @@ def test_equals_a_plain_loop_over_examples(steps, copies):
         torch.testing.assert_close(found[i, 1:].double(), moved + 0.25 * noise[i].double(), rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("epoch", [2.5, 7.0])
+def test_on_the_way_up_it_is_the_same_attack_with_a_smaller_radius(epoch):
+    """Steps shrink with the ball: a step of the full size would leave it and slide along its surface."""
+    model, (x, labels, noise) = cnn(), made(6, 2)
+    found = SmoothAdv(0.25, 2, radius=2.0, steps=3, warmup=10.0).at(epoch)(model, x, labels, noise)
+    smaller = SmoothAdv(0.25, 2, radius=2.0 * epoch / 10.0, steps=3)
+    for i in range(6):
+        moved = attack_by_hand(smaller, model, x[i], int(labels[i]), noise[i])
+        torch.testing.assert_close(found[i, 1:].double(), moved + 0.25 * noise[i].double(), rtol=0, atol=1e-3)
+
+
 @settings(max_examples=25)
 @given(
     radius=st.floats(0.01, 5.0),

@@ -1,0 +1,527 @@
+"""Hand-made faults over all of src: options, units, axes, orders, and what is written where (D15).
+
+The first twelve follow an outside check of what the suite did not notice. The other 55 were chosen before any test was read;
+the suite of that day did not notice 20 of them.
+"""
+
+from tests.mutants.mutant import Mutant
+
+ANALYSIS = "tests/analysis/test_metrics.py"
+ATTACKS = "tests/attacks/test_attacks.py"
+AUDIT = "tests/privacy/test_audit.py"
+AUDIT_COMMAND = "tests/cli/test_audit.py"
+BANK = "tests/certification/test_bank.py"
+CLAIMS = "tests/report/test_claims.py"
+CLIPPING = "tests/privacy/test_clipping.py"
+COMMANDS = "tests/cli/test_commands.py"
+CONFIG = "tests/experiment/test_config.py"
+CORRELATE = "tests/analysis/test_correlate.py"
+CURVE = "tests/training/test_curve.py"
+DURABLE = "tests/store/test_durable.py"
+ENGINES = "tests/contracts/test_engines.py"
+EXPORT = "tests/release/test_export.py"
+FIGURES = "tests/report/test_figures.py"
+FIGURES_OF_ROWS = "tests/certification/test_metrics.py"
+INPUT_GRADIENTS = "tests/test_input_gradients.py"
+LOSSES = "tests/test_losses.py"
+METHODS = "tests/test_methods.py"
+OWN_RUN = "tests/experiment/test_analyze_and_attack.py"
+PAGE = "tests/report/test_page.py"
+PIECES = "tests/experiment/test_pieces.py"
+PYTHON = "tests/e2e/test_python.py"
+READERS = "tests/data/test_readers.py"
+REGISTRY = "tests/models/test_registry.py"
+REPRODUCTION = "tests/report/test_reproduction.py"
+RNG = "tests/test_rng.py"
+ROUNDING = "tests/test_rounding.py"
+SECRETS = "tests/security/test_secrets.py"
+SMOOTH = "tests/certification/test_smooth.py"
+SMOOTHADV = "tests/views/test_smoothadv.py"
+STEP = "tests/training/test_step.py"
+SWEEP = "tests/certification/test_sweep.py"
+TABLES = "tests/report/test_tables.py"
+VERDICTS = "tests/report/test_verdicts.py"
+VERIFY = "tests/release/test_verify.py"
+
+WIDER = [
+    # found by an outside check
+    Mutant(
+        "privacy/clipping.py",
+        "/ (norms + self.gamma)",
+        "/ (norms + 0.01)",
+        (f"{CLIPPING}::test_a_rule_uses_the_parameter_it_was_given",),
+        "the rule clips with its default whatever gamma was asked for",
+    ),
+    Mutant(
+        "losses.py",
+        "replace(self, first_noisy=count - copies, copies=copies, sigma=float(sigma))",
+        "replace(self, copies=copies, sigma=float(sigma))",
+        (f"{LOSSES}::test_without_the_original_every_view_counts",),
+        "without the original, MACER leaves a noisy view out",
+    ),
+    Mutant(
+        "certification/smooth.py",
+        "if log_evidence_below(wins, cast, threshold) >= enough:",
+        "if log_evidence_below(wins, cast, threshold) >= 0.5 * enough:",
+        (f"{SMOOTH}::test_neither_answer_comes_on_half_of_the_evidence",),
+        "a no on half of the evidence: its alpha becomes the square root",
+    ),
+    Mutant(
+        "training/step.py",
+        "views_at(step * problem.mechanism.plan.sampling_probability)",
+        "views_at(step)",
+        (f"{STEP}::test_the_warm_up_of_an_attack_is_counted_in_epochs",),
+        "a warm-up of ten epochs is over after ten steps",
+    ),
+    Mutant(
+        "experiment/analyze.py",
+        "own, predict = certified.rows[index], int(found.predict[place])",
+        "own, predict = list(certified.rows.values())[place - 1], int(found.predict[place])",
+        (f"{OWN_RUN}::test_each_row_is_about_its_own_image",),
+        "metrics stand beside the certificate of another image",
+    ),
+    Mutant(
+        "experiment/analyze.py",
+        "[float(column[place]) for column in columns]",
+        "[float(column[place - 1]) for column in columns]",
+        (f"{OWN_RUN}::test_each_row_is_about_its_own_image",),
+        "an image has the metrics of its neighbour",
+    ),
+    Mutant(
+        "report/tables.py",
+        "[(sample, rows[sample.idx]) for sample in self.samples if sample.idx in rows]",
+        "list(zip(self.samples, rows.values(), strict=False))",
+        (f"{TABLES}::test_samples_of_some_images_are_joined_by_their_index",),
+        "the page joins metrics and certificates by place",
+    ),
+    Mutant(
+        "report/shelf.py",
+        "[(row, earned[row.idx]) for row in self.facts.samples if row.idx in earned]",
+        "list(zip(self.facts.samples, earned.values(), strict=False))",
+        (f"{CLAIMS}::test_samples_are_joined_with_the_certificates_of_the_sigma_asked_for",),
+        "the claims join metrics and certificates by place",
+    ),
+    Mutant(
+        "release/verify.py",
+        '_expect(plan["divisor"] == plan["batch_size"]',
+        '_expect(plan["divisor"] > 0',
+        (f"{VERIFY}::test_a_forgery_fails_the_check_that_names_it[another divisor than the batch size]",),
+        "a divisor that is not the expected batch size passes the check",
+    ),
+    Mutant(
+        "release/verify.py",
+        '_expect(float(header["delta"]) == statement.delta',
+        '_expect(float(header["delta"]) > 0',
+        (f"{VERIFY}::test_a_forgery_fails_the_check_that_names_it[a smaller delta in the header]",),
+        "the header may state any delta",
+    ),
+    Mutant(
+        "release/certificates.py",
+        "row.predict != row.label and row.radius == row.p_lower == 0.0",
+        "row.predict != row.label",
+        (f"{VERIFY}::test_a_row_whose_votes_were_not_cast_claims_nothing",),
+        "rows without votes may claim a radius",
+    ),
+    Mutant(
+        "store/durable.py",
+        "_write_whole(descriptor, bytes(size))",
+        "pass",
+        (f"{SECRETS}::test_a_key_is_overwritten_before_its_name_goes",),
+        "the key's bytes stay on the disk",
+    ),
+    # data
+    Mutant(
+        "data/dataset.py",
+        "self._public_size() - records if self.size_given else None",
+        "self._public_size() if self.size_given else None",
+        (f"{READERS}::test_the_first_records_are_held_out_for_validation",),
+        "the public N still counts the held-out records: q is too small",
+    ),
+    Mutant(
+        "data/cifar.py",
+        "table[:, 1:].reshape(-1, 3, 32, 32), labels",
+        "table[:, 1:].reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2), labels",
+        (f"{READERS}::test_cifar_binary_is_read",),
+        "colour planes are read as interleaved pixels",
+    ),
+    Mutant(
+        "data/arrays.py",
+        'order="F" if fortran else "C"',
+        'order="C"',
+        (f"{READERS}::test_an_array_in_column_order_holds_the_same_images",),
+        "a Fortran-ordered array is read as if it were C-ordered",
+    ),
+    Mutant(
+        "data/fetch.py",
+        "[*([Path(given)] if given else []), cache_folder(), *system]",
+        "[cache_folder(), *([Path(given)] if given else []), *system]",
+        (f"{READERS}::test_the_folder_that_was_named_comes_before_the_cache",),
+        "the cache wins over the folder that was named",
+    ),
+    Mutant(
+        "data/registry.py",
+        "contents[name] = fetch.check_digest(idx.read_bytes(path), source.digests[name], str(path))",
+        "contents[name] = idx.read_bytes(path)",
+        (f"{READERS}::test_missing_files_are_fetched_once_and_checked",),
+        "a damaged file of a data set is trained on",
+    ),
+    # store
+    Mutant(
+        "store/metrics.py",
+        'not _is_plain(entry), -entry["n"], entry["alpha"]',
+        'not _is_plain(entry), entry["n"], entry["alpha"]',
+        (f"{TABLES}::test_among_plain_ones_more_votes_come_first",),
+        "a quick look takes the place of the large certification",
+    ),
+    Mutant(
+        "store/growing.py",
+        "return [done[key] for key in wanted]",
+        "return list(done.values())",
+        (f"{SWEEP}::test_finished_rows_are_left_alone_and_more_examples_extend_them",),
+        "rows nobody asked for count in the figures",
+    ),
+    Mutant(
+        "store/records.py",
+        "ceil_text(self.epsilon, 6)",
+        "floor_text(self.epsilon, 6)",
+        (f"{CURVE}::test_a_row_an_epoch_with_what_was_spent_and_reached",),
+        "the curve prints less than was spent",
+    ),
+    Mutant(
+        "store/durable.py",
+        "if time.monotonic() - self._synced > self._seconds:",
+        "if False:",
+        (f"{DURABLE}::test_lines_are_made_durable_every_few_seconds_and_at_the_end",),
+        "hours of rows are not on the disk before the last one",
+    ),
+    Mutant(
+        "store/runs.py",
+        "self.private.chmod(0o700)",
+        "pass",
+        (f"{SECRETS}::test_key_files_are_for_their_owner_only",),
+        "a private folder that was there already stays readable",
+    ),
+    # report
+    Mutant(
+        "report/verdicts.py",
+        "np.std(self.each, ddof=1)",
+        "np.std(self.each, ddof=0)",
+        (f"{VERDICTS}::test_several_seeds_have_a_spread_beside_the_error",),
+        "the spread of three seeds is a fifth too small",
+    ),
+    Mutant(
+        "report/words.py",
+        "[100 * low, 100 * high]",
+        "[low, high]",
+        (f"{PAGE}::test_the_papers_figure_stands_against_our_interval",),
+        "shares are compared with per cents",
+    ),
+    Mutant(
+        "report/tables.py",
+        "[replace(sample, radius=row.radius, correct=row.correct) for sample, row in found]",
+        "[sample for sample, row in found]",
+        (f"{TABLES}::test_samples_stand_beside_the_main_certificates",),
+        "metrics beside the radii of another certification",
+    ),
+    Mutant(
+        "report/html.py",
+        "if alike[0] == alike[1] else None",
+        "if alike[0][0] == alike[1][0] else None",
+        (f"{PAGE}::test_no_gain_where_it_would_not_be_one_of_the_models",),
+        "radii of different alphas are compared",
+    ),
+    Mutant(
+        "report/claims.py",
+        "order[max(0, place - 1) : place + 2]",
+        "order[max(0, place - 1) : place + 1]",
+        (f"{CLAIMS}::test_sweeps_can_fall",),
+        "the right neighbour of a sweep is not looked at",
+    ),
+    Mutant(
+        "report/figures.py",
+        "axes.plot([0.25], [point[2]]",
+        "axes.plot([0.25], [point[0]]",
+        (f"{FIGURES}::test_the_certified_curve_is_drawn_from_the_rows",),
+        "the paper's clean accuracy is drawn as its certified one",
+    ),
+    Mutant(
+        "report/pictures.py",
+        "return image + sigma * noise",
+        "return image + noise",
+        (f"{PAGE}::test_the_picture_is_the_test_image_and_the_noise_is_sigma",),
+        "the picture shows another noise than the model sees",
+    ),
+    Mutant(
+        "report/reproduction.py",
+        "epsilon, delta = (max(float(privacy[key])",
+        "epsilon, delta = (min(float(privacy[key])",
+        (f"{REPRODUCTION}::test_the_rules_and_the_largest_budget_stand_under_the_table",),
+        "'at most' is the smallest epsilon of the table",
+    ),
+    # command line
+    Mutant(
+        "cli/account.py",
+        "int(epochs * size / batch_size) if steps is None else steps",
+        "round(epochs * size / batch_size) if steps is None else steps",
+        (f"{COMMANDS}::test_account",),
+        "account counts another number of steps than a training takes",
+    ),
+    Mutant(
+        "cli/_options.py",
+        "return chosen | dict(parse_assignment(text) for text in set_ or [])",
+        "return dict(parse_assignment(text) for text in set_ or []) | chosen",
+        (f"{COMMANDS}::test_set_is_the_last_word",),
+        "--set is not the last word",
+    ),
+    Mutant(
+        "cli/certify.py",
+        "Request(chosen, n0, n, alpha, fresh_noise, skip_misclassified)",
+        "Request(chosen, n0, n, alpha, skip_misclassified, fresh_noise)",
+        (f"{COMMANDS}::test_robust_at_a_radius",),
+        "two options are exchanged",
+    ),
+    Mutant(
+        "cli/audit.py",
+        "(0.99 if runs is None else 0.999)",
+        "(0.999 if runs is None else 0.99)",
+        (f"{AUDIT_COMMAND}::test_one_run_prints_bound_promise_ceiling_and_verdict",),
+        "the confidence of one audit is that of the other",
+    ),
+    Mutant(
+        "cli/attack.py",
+        "names, strengths, steps, starts, smoothed",
+        "names, strengths, starts, steps, smoothed",
+        (f"{OWN_RUN}::test_wrong_requests_of_attack",),
+        "--steps and --starts are exchanged",
+    ),
+    # analysis
+    Mutant(
+        "analysis/lipschitz.py",
+        "change.abs().sum(dim=1) / distance",
+        "change.abs().amax(dim=1) / distance",
+        (f"{ANALYSIS}::test_lipschitz_of_a_linear_map_is_its_norm_from_linf_to_l1",),
+        "the features are measured in another norm",
+    ),
+    Mutant(
+        "analysis/correlate.py",
+        "metric[radius < threshold], metric[radius >= threshold]",
+        "metric[radius <= threshold], metric[radius > threshold]",
+        (f"{CORRELATE}::test_bins_and_splits_hold_every_example_once",),
+        "an image at the threshold counts as below it",
+    ),
+    Mutant(
+        "analysis/input_hessian.py",
+        "ends = values[:, [0, -1]].abs()",
+        "ends = values[:, [0, -1]].clamp(min=0.0)",
+        (f"{ANALYSIS}::test_hessian_norm_is_the_dense_one_on_50_examples",),
+        "negative curvature is not seen",
+    ),
+    Mutant(
+        "analysis/layers.py",
+        'return f"input of {ran[-1]}"',
+        'return f"input of {ran[0]}"',
+        (f"{ANALYSIS}::test_the_layer_is_what_feeds_the_last_linear_one_or_the_one_named",),
+        "features of the first linear layer, not of the last",
+    ),
+    # attacks
+    Mutant(
+        "attacks/measure.py",
+        "part = _NOISE_PARTS + start * how.steps + number - 1",
+        "part = _NOISE_PARTS + number - 1",
+        (f"{ATTACKS}::test_every_step_of_every_start_sees_noises_of_its_own",),
+        "every start of an attack sees the same noises",
+    ),
+    Mutant(
+        "attacks/norms.py",
+        "radius = strength * float(word * _UNIT) ** (1.0 / x.numel())",
+        "radius = strength * float(word * _UNIT)",
+        (f"{ATTACKS}::test_random_starts_are_uniform_in_their_balls",),
+        "random starts huddle at the image",
+    ),
+    Mutant(
+        "attacks/measure.py",
+        "return bool(own > votes.max())",
+        "return bool(own >= votes.max())",
+        (f"{ATTACKS}::test_a_tie_is_not_right",),
+        "a tie counts as right",
+    ),
+    # certification
+    Mutant(
+        "certification/bank.py",
+        "device, part=block)",
+        "device, part=0)",
+        (f"{BANK}::test_votes_equal_those_of_the_plain_path[PyTorch-cnn]",),
+        "every block of the bank is the first one again: 10,000 votes are 1,024",
+    ),
+    Mutant(
+        "certification/metrics.py",
+        "math.sqrt(len(values)) if len(values) > 1 else math.inf",
+        "math.sqrt(len(values)) if len(values) > 1 else 0.0",
+        (f"{FIGURES_OF_ROWS}::test_a_radius_is_never_negative_and_one_image_says_nothing_of_others",),
+        "a single image is known exactly",
+    ),
+    Mutant(
+        "certification/metrics.py",
+        "range(int(4 * sigma / 0.25) + 1)",
+        "range(int(4 * sigma / 0.25))",
+        (f"{FIGURES_OF_ROWS}::test_radii_are_shown_every_quarter_up_to_four_sigma",),
+        "the last radius is left out",
+    ),
+    # experiment
+    Mutant(
+        "experiment/config.py",
+        "return self.certify.sigma if self.certify.sigma is not None else self.method.sigma",
+        "return self.method.sigma",
+        (f"{CONFIG}::test_certification_has_the_sigma_of_the_views_unless_one_is_given",),
+        "certify.sigma is ignored",
+    ),
+    Mutant(
+        "experiment/pieces.py",
+        'is_papers(entry, sigma) and entry["examples"] >= examples',
+        "is_papers(entry, sigma)",
+        (f"{PIECES}::test_too_few_examples_are_certified_further",),
+        "fewer images than asked for are taken as done",
+    ),
+    Mutant(
+        "experiment/estimate.py",
+        "return max(sum(each) / jobs, max(each, default=0.0))",
+        "return sum(each) / jobs",
+        (f"{PIECES}::test_estimates_follow_what_was_measured",),
+        "a chain is shared between processes",
+    ),
+    Mutant(
+        "experiment/run.py",
+        "return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())",
+        "return sha256_hex(x.numpy().tobytes())",
+        (f"{COMMANDS}::test_certificates_belong_to_their_images",),
+        "rows are joined with other labels",
+    ),
+    Mutant(
+        "experiment/run.py",
+        "sum(row.robust == -1 for row in rows)",
+        "sum(row.robust != 1 for row in rows)",
+        (f"{OWN_RUN}::test_answers_at_a_radius_are_counted_by_kind",),
+        "a clear no counts as undecided",
+    ),
+    Mutant(
+        "experiment/attack.py",
+        'if row.attack != "pgd-l2" or certified is None',
+        'if not row.attack.startswith("pgd") or certified is None',
+        (f"{OWN_RUN}::test_certificates_in_l2_say_nothing_of_an_attack_in_another_norm",),
+        "an L-inf attack is held against L2 certificates",
+    ),
+    Mutant(
+        "experiment/presets/__init__.py",
+        '.get(f"{0.5 if sigma is None else sigma:g}", {})',
+        '.get("0.5", {})',
+        (f"{CONFIG}::test_a_preset_takes_the_settings_of_its_sigma",),
+        "the settings of a sigma are those of 0.5",
+    ),
+    Mutant(
+        "experiment/api.py",
+        "data.classes if data.classes_given else None,",
+        "data.classes,",
+        (f"{PYTHON}::test_the_public_size_can_be_given",),
+        "the statement no longer says that the classes were read off the data",
+    ),
+    # release
+    Mutant(
+        "release/export.py",
+        'if entry.get("split", "test") == "test"]',
+        "]",
+        (f"{EXPORT}::test_held_out_records_are_left_out",),
+        "figures of held-out records leave the house",
+    ),
+    Mutant(
+        "release/files.py",
+        'key_is_here=(path / "private" / "key").exists())',
+        "key_is_here=False)",
+        (f"{VERIFY}::test_a_forgery_fails_the_check_that_names_it[the key lies beside the run]",),
+        "verify does not see a run key that lies there",
+    ),
+    Mutant(
+        "release/verify.py",
+        '"held_out": config.data.validation',
+        '"held_out": plan["held_out"]',
+        (f"{VERIFY}::test_a_forgery_fails_the_check_that_names_it[held-out records that the config does not name]",),
+        "held-out records that the config does not name",
+    ),
+    # methods, and the parts they are made of
+    Mutant(
+        "views/smoothadv.py",
+        "along, radius, 2 * radius / self.steps)",
+        "along, radius, 2 * self.radius / self.steps)",
+        (f"{SMOOTHADV}::test_on_the_way_up_it_is_the_same_attack_with_a_smaller_radius",),
+        "the step of the attack is not ramped up",
+    ),
+    Mutant(
+        "losses.py",
+        "10.0 if sigma <= 0.25 else 5.0",
+        "10.0 if sigma < 0.25 else 5.0",
+        (f"{LOSSES}::test_consistency_takes_the_original_weight_of_its_sigma",),
+        "another lambda at the original's own sigma",
+    ),
+    Mutant(
+        "methods.py",
+        '"dp-smoothadv+psac": Row("smoothadv", "none", "psac"',
+        '"dp-smoothadv+psac": Row("smoothadv", "none", "flat"',
+        (f"{METHODS}::test_the_docstring_shows_the_table_row_by_row",),
+        "a method of the table clips another way than its name says",
+    ),
+    Mutant(
+        "rounding.py",
+        "Decimal(shortest).quantize",
+        "Decimal(value).quantize",
+        (f"{ROUNDING}::test_down_is_never_above_and_up_is_never_below",),
+        "a radius loses a digit each time it is written again",
+    ),
+    Mutant(
+        "rng.py",
+        'f"dpcert/{domain}/{seed}"',
+        'f"dpcert/{seed}"',
+        (f"{RNG}::test_one_seed_gives_each_use_a_key_of_its_own",),
+        "one seed gives training and certification the same key",
+    ),
+    Mutant(
+        "gradients/layers.py",
+        "[(amount // 2, amount - amount // 2) for amount in totals]",
+        "[(amount - amount // 2, amount // 2) for amount in totals]",
+        (f"{ENGINES}::test_equals_one_example_at_a_time[cross-entropy-grouped-layerwise]",),
+        "padding 'same' of an even kernel on the wrong side",
+    ),
+    Mutant(
+        "gradients/layers.py",
+        "F.layer_norm(x, layer.normalized_shape, eps=layer.eps)",
+        "F.layer_norm(x, layer.normalized_shape)",
+        (f"{ENGINES}::test_equals_one_example_at_a_time[cross-entropy-own eps-layerwise]",),
+        "the layer's own eps is ignored",
+    ),
+    Mutant(
+        "training/curve.py",
+        "tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)",
+        "tested = accuracy(model, data.x_test, data.y_test)",
+        (f"{CURVE}::test_with_records_held_out_the_test_set_is_left_alone",),
+        "the test set is looked at while settings are chosen",
+    ),
+    Mutant(
+        "privacy/audit.py",
+        "each = 1.0 - (1.0 - confidence) / 2.0",
+        "each = confidence",
+        (f"{AUDIT}::test_the_two_error_rates_share_the_risk",),
+        "two bounds take the risk of one",
+    ),
+    Mutant(
+        "models/registry.py",
+        "enabled=seed is not None",
+        "enabled=False",
+        (f"{REGISTRY}::test_a_seeded_model_leaves_the_global_generator_alone",),
+        "a seeded model reseeds the whole program",
+    ),
+    Mutant(
+        "input_gradients.py",
+        "(horizontal, horizontal + -width % s, vertical, vertical + -height % s)",
+        "(vertical, vertical + -width % s, horizontal, horizontal + -height % s)",
+        (f"{INPUT_GRADIENTS}::test_strided_convolutions_over_phases",),
+        "padding of the two axes is exchanged",
+    ),
+]
