@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .._validate import integer_in
 from ..errors import DataError
+from ..shapes import channels_last, transpose_advice
 from . import arrays
-from .shapes import channels_last, transpose_advice
 
 LARGEST_IMAGE = 1 << 22  # numbers in one image: a model for more would not fit in memory
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")

@@ -10,11 +10,11 @@ import torch
 from ..certification.sweep import certify
 from ..data.arrays import read_npy
 from ..data.dataset import LARGEST_IMAGE
-from ..data.shapes import channels_last, mismatch, transpose_advice
 from ..errors import DataError
 from ..privacy.ledger import Ledger
 from ..progress import Progress, silent
 from ..rounding import floor_text
+from ..shapes import channels_last, mismatch, transpose_advice
 from ..store.runs import RunDirectory
 from .inputs import Shape, recorded_classes, recorded_shape
 from .run import load_run, read_config

@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import ModelError
+from ..outputs import does_not_take, logits_of
 
 _ROWS = 3
 
@@ -51,18 +52,13 @@ def _probe(model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         outputs = [_layer_outputs(model, rows.to(device)) for rows in (first, second)]
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise ModelError(f"the model does not take inputs of shape {list(input_shape)}: {reason}") from error
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise does_not_take(input_shape, error) from error
     changed = [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
     if changed:
         raise ModelError(f"buffer {changed[0]!r} changes in the forward pass, so it remembers examples; freeze that layer")
     (logits, layers_first), (_, layers_second) = outputs
-    if logits.shape != (_ROWS, classes):
-        raise ModelError(
-            f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {classes} classes; "
-            "it must return logits of shape [rows, classes]"
-        )
+    logits_of(logits, _ROWS, classes)
     for name, rows in layers_first.items():
         other = layers_second.get(name)
         if other is not None and rows.shape == other.shape and len(rows) == _ROWS:

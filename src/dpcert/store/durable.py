@@ -28,6 +28,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
 
     Guarantee: after a crash at any moment, a power cut included, `path` holds the old bytes or the new ones.
     """
+    if path.is_dir() or not path.name:  # a root has no name at all
+        raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         _unlink(temporary)
