@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= auto
+SEEDS ?= 1 2 3
 
-.PHONY: run test test-all mutants guarantees check bench install lock help
+.PHONY: run test test-random test-all mutants guarantees check bench install lock help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -23,6 +24,11 @@ run: $(STAMP)    ## train DP-Gaussian on MNIST at (3, 1e-5), certify 500 test im
 
 test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) tests
+
+test-random: $(STAMP) ## the test suite in three random orders (SEEDS="4 5" for others): no test may depend on another
+	status=0; for seed in $(SEEDS); do \
+	$(BIN)/python -m pytest -p randomly --randomly-seed=$$seed -n $(JOBS) tests || status=1; \
+	done; exit $$status
 
 test-all: $(STAMP) ## also the slow statistical and fault tests and the mutants; then writes docs/guarantees.md
 	rm -f build/evidence.jsonl

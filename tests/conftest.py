@@ -1,4 +1,5 @@
 import json
+import random
 import time
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(7200))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """The global generators start alike in every test: no test sees which ones ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 EVIDENCE = Path(__file__).parents[1] / "build" / "evidence.jsonl"

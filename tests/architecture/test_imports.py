@@ -16,6 +16,8 @@ RANK = {
     "rounding": -1,
     "_validate": 0,
     "progress": 0,
+    "shapes": 0,
+    "outputs": 1,
     "rng": 1,
     "workers": 1,
     "isolation": 1,

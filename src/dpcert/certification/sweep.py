@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in
 from ..errors import DataError, RunError
+from ..outputs import require_logits
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
 from ..store.growing import grow
@@ -174,10 +175,12 @@ def predict(
 ) -> Tensor:
     """PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always fresh noise."""
     Request(sigma, 1, n, alpha)
+    x = check_inputs(x)
     with evaluating(model) as voter:
         refuse_mixing_voters(voter, tuple(x.shape[1:]))
         counter = FreshVotes(voter, sigma, secret_key(), batch)
-        classes = [smooth.predict(counter, example, n, alpha, i) for i, example in enumerate(check_inputs(x))]
+        require_logits(voter, x[:1].to(counter.device))
+        classes = [smooth.predict(counter, example, n, alpha, i) for i, example in enumerate(x)]
     return torch.tensor(classes)
 
 

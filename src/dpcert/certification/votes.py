@@ -6,7 +6,7 @@ apart: another batch size, thread count or way of computing could then have vote
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..isolation import Forward, each_row_alone, keeps_rows_apart, refuse_mixing
+from ..outputs import logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import PROBED, NoiseBank, SplitModel, channels_last, draw_bank, split
@@ -21,6 +22,7 @@ from .compiled import Rest, compile_rest
 from .smooth import Counter
 
 TIE_TOLERANCE = 2.0**-16  # of the largest logit; float32 rounding through a small network stays below it
+_LOGITS_KEPT = 1 << 20  # 4 MB; counting them one chunk at a time would be slower
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk stays in a core's cache; other devices want large ones
 
 
@@ -57,13 +59,15 @@ class FreshVotes:
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
         """The contract of `Counter`."""
         x = x.to(self.device)
-        self._forward = self._forward or each_row_alone(self.model, tuple(x.shape))
-        logits = []
-        for first in range(start, stop, self.batch):
-            last = min(first + self.batch, stop)
-            noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index, ROWS_ON_CPU)
-            logits.append(self._forward(torch.add(x, noise, alpha=self.sigma)))
-        return winners(torch.cat(logits))
+        forward = self._forward = self._forward or each_row_alone(self.model, tuple(x.shape))
+
+        def chunks() -> Iterator[Tensor]:
+            for first in range(start, stop, self.batch):
+                last = min(first + self.batch, stop)
+                noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index, ROWS_ON_CPU)
+                yield forward(torch.add(x, noise, alpha=self.sigma))
+
+        return tally(chunks())
 
 
 class BankVotes:
@@ -83,18 +87,33 @@ class BankVotes:
         """The contract of `Counter`."""
         own = self.made.features(x.unsqueeze(0).to(self.device))
         chunks = self.bank.parts[purpose][start:stop].split(self.batch)  # type: ignore[no-untyped-call]
-        return winners(torch.cat([self.rest(noise, own) for noise in chunks]))
+        return tally(self.rest(noise, own) for noise in chunks)
 
     def _eager(self, noise: Tensor, own: Tensor) -> Tensor:
         logits = self.made.logits(torch.add(noise, own, out=self._buffer[: len(noise)]))
         return logits.clone()  # a model that ends with its first layer hands back the buffer itself
 
 
+def tally(chunks: Iterable[Tensor]) -> np.ndarray:
+    """Votes for each class over all chunks of logits: some are kept and counted together, so memory does not grow with n."""
+    waiting: list[Tensor] = []
+    votes, kept = np.zeros(0, dtype=np.int64), 0
+    for logits in chunks:
+        waiting.append(logits_of(logits))
+        kept += logits.numel()
+        if kept >= _LOGITS_KEPT:
+            votes, waiting, kept = _added(votes, waiting), [], 0
+    return _added(votes, waiting) if waiting else votes
+
+
+def _added(votes: np.ndarray, waiting: list[Tensor]) -> np.ndarray:
+    new = winners(torch.cat(waiting))
+    return votes + new if len(votes) else new
+
+
 def winners(logits: Tensor) -> np.ndarray:
     """Votes for each class of ``logits [rows, classes]``; a tie or a NaN votes for nobody."""
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise ModelError(f"the classifier gives outputs of shape {list(logits.shape)}, must be [rows, 2 or more classes]")
-    classes = logits.shape[1]
+    classes = logits_of(logits).shape[1]
     best, chosen = logits.float().topk(2, dim=1)
     clear = best[:, 0] - best[:, 1] > TIE_TOLERANCE * logits.abs().amax(dim=1)  # False wherever a NaN is
     votes = torch.where(clear, chosen[:, 0], classes)
@@ -125,6 +144,7 @@ def voting(
     with evaluating(model) as voter:
         device = device_of(voter)
         workers = worker_count(device)
+        require_logits(voter, x[:1].to(device))
         input_shape = tuple(x.shape[1:])
         refuse_mixing_voters(voter, input_shape)
         cut = None if fresh_noise else split(voter, x[:PROBED].to(device), sigma)

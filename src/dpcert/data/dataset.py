@@ -10,8 +10,10 @@ from torch import Tensor
 
 from .._validate import integer_in
 from ..errors import DataError
+from ..shapes import channels_last, transpose_advice
 from . import arrays
 
+LARGEST_IMAGE = 1 << 22  # numbers in one image: a model for more would not fit in memory
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -94,6 +96,8 @@ def _images(name: str, images: Any) -> Tensor:
         tensor = tensor.unsqueeze(1)
     if tensor.ndim != 4 or tensor.numel() == 0:
         raise DataError(f"{name} has shape {list(tensor.shape)}, must be [n, h, w] or [n, channels, h, w] and not empty")
+    if channels_last(tensor.shape[1:]):
+        raise DataError(f"{name} has shape {list(tensor.shape)}: {transpose_advice(tensor.shape)}")
     if tensor.dtype == torch.uint8:
         return tensor.float().div_(255.0)
     if not tensor.is_floating_point():

@@ -28,6 +28,7 @@ class Source:
     digests: dict[str, str]
     system: tuple[Path, ...] = ()
     licence: str = ""
+    input_shape: tuple[int, int, int] = (1, 28, 28)
 
 
 MNIST = Source(
@@ -70,6 +71,7 @@ CIFAR10 = Source(
     },
     (),
     "Krizhevsky 2009",
+    (3, 32, 32),
 )
 SOURCES = {source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10)}
 

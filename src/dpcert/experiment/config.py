@@ -5,14 +5,15 @@ kept (`SPEED_KEYS`) and what is measured afterwards (`[certify]`) may change bet
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._validate import one_of, shown
-from ..errors import ConfigError
+from ..data.dataset import LARGEST_IMAGE
+from ..errors import ConfigError, DataError
 from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
 from ..training.loop import Settings
@@ -25,13 +26,17 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which data. `size` is the public N, `classes` the public number of classes, `validation` records are held out."""
+    """Which data. `size` is the public N, `classes` the public number of classes, `validation` records are held out.
+
+    `input_shape` (channels, height, width) is filled in from the data; where it is given the data must have it.
+    """
 
     name: str = "mnist"
     path: str | None = None
     size: int | None = Field(None, ge=1, le=_LARGEST)
     classes: int | None = Field(None, ge=2, le=10**6)
     validation: int = Field(0, ge=0, le=_LARGEST)
+    input_shape: list[Annotated[int, Field(ge=1, le=LARGEST_IMAGE)]] | None = Field(None, min_length=3, max_length=3)
 
 
 class ModelConfig(_Section):
@@ -150,6 +155,13 @@ class Config(_Section):
             settings=chosen.settings_of_parts,
         )
 
+    def for_images(self, shape: Sequence[int]) -> "Config":
+        """The same config, stating the shape of the images it is used with."""
+        stated = self.data.input_shape
+        if stated is not None and stated != list(shape):
+            raise DataError(f"the images have shape {list(shape)}, data.input_shape is {stated}; correct one of them")
+        return self.model_copy(update={"data": self.data.model_copy(update={"input_shape": list(shape)})})
+
     def settings(self) -> Settings:
         """What the training loop needs."""
         return Settings(
@@ -179,6 +191,7 @@ class Config(_Section):
 _LARGEST_FILE_BYTES = 1 << 18
 SPEED_KEYS = {"train.physical_batch", "train.device", "train.threads", "gradients.engine"}
 UNRELATED_TO_TRAINING = "certify."
+_FROM_THE_DATA = "data.input_shape"
 
 
 def _toml_value(value: Any) -> str:
@@ -265,6 +278,8 @@ def differences(old: Config, new: Config) -> list[str]:
         before = getattr(old, section).model_dump()
         for key, value in values.items():
             name = f"{section}.{key}"
+            if name == _FROM_THE_DATA and None in (value, before[key]):
+                continue  # a request need not state it, and older runs do not
             if value != before[key] and name not in SPEED_KEYS and not name.startswith(UNRELATED_TO_TRAINING):
                 found.append(f"{name}: {before[key]} -> {value}")
     return found

@@ -1,4 +1,4 @@
-"""Smoothed predictions for one's own files."""
+"""Smoothed predictions for image files."""
 
 import io
 import math
@@ -9,14 +9,16 @@ import torch
 
 from ..certification.sweep import certify
 from ..data.arrays import read_npy
-from ..errors import DataError, RunError
+from ..data.dataset import LARGEST_IMAGE
+from ..errors import DataError
+from ..privacy.ledger import Ledger
 from ..progress import Progress, silent
 from ..rounding import floor_text
+from ..shapes import channels_last, mismatch, transpose_advice
 from ..store.runs import RunDirectory
-from ..training.state import load_tensors
+from .inputs import Shape, recorded_classes, recorded_shape
 from .run import load_run, read_config
 
-_LARGEST_IMAGE = 1 << 22
 _LARGEST_PICTURE_BYTES = 1 << 26
 _PICTURES = ("PNG", "JPEG", "BMP", "PPM")  # no format whose reader starts another program
 
@@ -35,12 +37,12 @@ def predict_files(
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
     config = read_config(path)
-    images = [(name, image) for file in files for name, image in read_images(file)]
-    shapes = {tuple(image.shape) for _, image in images}
-    if len(shapes) > 1:
-        raise DataError(f"the images have different shapes ({', '.join(map(str, sorted(shapes)))}); give them one by one")
-    shape = shapes.pop()
-    run = load_run(path, (shape[0], shape[1], shape[2]), _classes(directory.model), device)
+    ledger = Ledger.load(directory.ledger)
+    shape = recorded_shape(directory, ledger)
+    images = [(name, image) for file in files for name, image in read_images(file, shape)]
+    if shape is None:  # a run of an older version on data that are not here: the weights tell whether the images fit
+        shape = _common_shape([image for _, image in images])
+    run = load_run(path, shape, recorded_classes(ledger), device)
     found = certify(
         run.model,
         torch.stack([image for _, image in images]),
@@ -58,16 +60,19 @@ def predict_files(
     ]
 
 
-def _classes(model: Path) -> int:
-    """The number of classes: the length of the last layer's bias."""
-    tensors = list(load_tensors(model).values())
-    if not tensors or tensors[-1].ndim == 0:
-        raise RunError(f"{model} holds no layers; restore it from a copy")
-    return len(tensors[-1])
+def _common_shape(images: list[torch.Tensor]) -> Shape:
+    shapes = {tuple(image.shape) for image in images}
+    if len(shapes) > 1:
+        raise DataError(f"the images have different shapes ({', '.join(map(str, sorted(shapes)))}); give them one by one")
+    channels, height, width = shapes.pop()
+    return channels, height, width
 
 
-def read_images(file: Path) -> list[tuple[str, torch.Tensor]]:
-    """The images of a file as ``[channels, height, width]`` in [0, 1]: one for a PNG, one or many for an .npy."""
+def read_images(file: Path, shape: Shape | None = None) -> list[tuple[str, torch.Tensor]]:
+    """The images of a file as ``[channels, height, width]`` in [0, 1]: one for a PNG, one or many for an .npy.
+
+    Where the `shape` a model takes is known, images of another one are refused; a grey picture gets the model's channels.
+    """
     if not file.is_file():
         raise DataError(f"{file} is not a file; give an image (.png) or an array (.npy)")
     array = read_npy(file) if file.suffix == ".npy" else _read_picture(file)
@@ -78,14 +83,29 @@ def read_images(file: Path) -> list[tuple[str, torch.Tensor]]:
             f"{file} holds {array.dtype} of shape {list(array.shape)}; give uint8 or floats of shape [h, w], "
             "[c, h, w] or [n, c, h, w]"
         )
-    if math.prod(array.shape[-3:]) > _LARGEST_IMAGE:  # a model for it would not fit in memory
-        raise DataError(f"{file} holds images of shape {list(array.shape[-3:])}, more than {_LARGEST_IMAGE} numbers each")
+    if math.prod(array.shape[-3:]) > LARGEST_IMAGE:
+        raise DataError(f"{file} holds images of shape {list(array.shape[-3:])}, more than {LARGEST_IMAGE} numbers each")
+    if array.ndim == 2:
+        array = array[None].repeat(shape[0] if shape is not None and file.suffix != ".npy" else 1, axis=0)
+    _require_shape(file, array.shape, shape)
     if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
         raise DataError(f"{file} holds values outside [0, 1]; rescale the image")
     tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
     if tensor.ndim == 4:
         return [(f"{file}[{index}]", image) for index, image in enumerate(tensor)]
-    return [(str(file), tensor.unsqueeze(0) if tensor.ndim == 2 else tensor)]
+    return [(str(file), tensor)]
+
+
+def _require_shape(file: Path, found: tuple[int, ...], expected: Shape | None) -> None:
+    """Refuse images the model does not take; where its shape is not known, those that look like ``[h, w, channels]``."""
+    image = found[-3:]
+    if image == expected:
+        return
+    if channels_last(image):
+        raise DataError(f"{file} has shape {list(found)}: {transpose_advice(found)}")
+    why = None if expected is None else mismatch(image, expected)
+    if why is not None:
+        raise DataError(f"{file} {why}")
 
 
 def _read_picture(file: Path) -> np.ndarray:
@@ -95,13 +115,13 @@ def _read_picture(file: Path) -> np.ndarray:
         with file.open("rb") as opened:
             data = io.BytesIO(opened.read(_LARGEST_PICTURE_BYTES))  # in memory no chunk can ask for more than there is
         with Image.open(data, formats=_PICTURES) as picture:
-            if picture.width * picture.height > _LARGEST_IMAGE:  # before a pixel is unpacked
+            if picture.width * picture.height > LARGEST_IMAGE:  # before a pixel is unpacked
                 raise DataError("too large")
             colour = picture.mode not in ("1", "L", "LA", "I", "I;16", "F")
             pixels = np.asarray(picture.convert("RGB" if colour else "L"))
     except Exception as error:
         raise DataError(
-            f"{file} is not an image of at most {_LARGEST_IMAGE} pixels; give a .png (8 bit) or an .npy array"
+            f"{file} is not an image of at most {LARGEST_IMAGE} pixels; give a .png (8 bit) or an .npy array"
         ) from error
     if pixels.ndim == 2:
         return pixels

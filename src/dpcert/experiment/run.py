@@ -93,6 +93,7 @@ def train_in(
     directory: RunDirectory, config: Config, model: nn.Module, data: Dataset, method: Method, progress: Progress = silent
 ) -> Run:
     """`train` for a model, data and method that exist already."""
+    config = config.for_images(data.input_shape)
     _refuse_other_request(directory, config)
     began, finished_before = time.perf_counter(), directory.model.exists()
 

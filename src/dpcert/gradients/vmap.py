@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from ..outputs import explaining_vmap
 from .engine import ClippedSum, Clipping, LossOfOne, clip_and_sum, empty_sum, trainable
 
 
@@ -19,7 +20,8 @@ def per_example_gradients(model: nn.Module, loss: LossOfOne, views: Tensor, labe
     def loss_of_one(weights: dict[str, Tensor], views_of_one: Tensor, label: Tensor) -> Tensor:
         return loss(functional_call(model, weights, (views_of_one,)), label)
 
-    gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0))(weights, views, labels)
+    with explaining_vmap():
+        gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0))(weights, views, labels)
     return cast(dict[str, Tensor], gradients)
 
 

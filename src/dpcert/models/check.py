@@ -12,6 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import ModelError
 from ..isolation import dissimilar_rows, refuse_mixing
+from ..outputs import does_not_take, logits_of
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, training: bool = True) -> None:
@@ -48,15 +49,10 @@ def _probe(model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None
     try:
         with torch.no_grad():
             logits = model(rows.to(device))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise ModelError(f"the model does not take inputs of shape {list(input_shape)}: {reason}") from error
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise does_not_take(input_shape, error) from error
     changed = [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
     if changed:
         raise ModelError(f"buffer {changed[0]!r} changes in the forward pass, so it remembers examples; freeze that layer")
-    if logits.shape != (len(rows), classes):
-        raise ModelError(
-            f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {classes} classes; "
-            "it must return logits of shape [rows, classes]"
-        )
+    logits_of(logits, len(rows), classes)
     refuse_mixing(model, input_shape)

@@ -9,6 +9,7 @@ What is not of this form is refused, never approximated.
 Symbols: noise_multiplier is the paper's rho, sampling_probability q = B / N, steps T.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ RELATION = "add-or-remove-one"
 ACCOUNTANT = "pld"
 LARGEST_NOISE_MULTIPLIER = 10_000.0
 SMALLEST_NOISE_MULTIPLIER = 0.05
+MOST_STEPS = 10**9  # rounding errors of a composition grow with its steps: up to here they stay below 1e-6 of delta
+_MOST_BUCKETS = 1 << 24  # of a composed distribution: some 1.5 GB and a minute
 _LARGEST_MEAN_LOSS = 500.0
 ROUNDING = 1e-9  # how far above the exact curve `gaussian_epsilon` may be, relative above 1
 CALIBRATION_TOLERANCE = 5e-4  # calibration uses at least 99.9 % of the budget and never passes it
@@ -83,9 +86,27 @@ def _discretised_epsilon(charged: tuple[tuple[float, float, int], ...], delta: f
 def _composed(charged: tuple[tuple[float, float, int], ...], interval: float) -> Any:
     total: Any = None
     for rho, q, steps in charged:
+        _require_affordable(rho, q, steps, interval)
         part = _one_step(rho, q, interval).self_compose(steps)
         total = part if total is None else total.compose(part)
     return total
+
+
+class _TooLargeError(BudgetError):
+    """A distribution of privacy loss that would not fit in memory."""
+
+
+def _require_affordable(rho: float, q: float, steps: int, interval: float) -> None:
+    """Refuse a composition that would take more memory or time than any answer is worth."""
+    if steps > MOST_STEPS:
+        raise BudgetError(f"{steps} steps are more than the accountant composes ({MOST_STEPS:g}); take fewer steps")
+    from dp_accounting.pld.common import compute_self_convolve_bounds
+
+    for pmf in _pmfs(_one_step(rho, q, interval)):
+        low, high = compute_self_convolve_bounds(pmf._probs, steps, 1e-15)  # the truncation of `self_compose`
+        if high - low >= _MOST_BUCKETS:
+            what = f"{steps} steps with noise multiplier {rho:g} and q = {q:.3g}"
+            raise _TooLargeError(f"{what} are too many to compose in memory; take fewer steps or more noise")
 
 
 def is_beyond_reach(events: Iterable[GaussianSteps]) -> bool:
@@ -109,9 +130,16 @@ def _interval(noise_multiplier: float) -> float:
 def _one_step(noise_multiplier: float, sampling_probability: float, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution  # slow to import: only when it is needed
 
-    return privacy_loss_distribution.from_gaussian_mechanism(
+    one = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=sampling_probability, value_discretization_interval=interval, use_connect_dots=True
     )
+    # The sparse form of the library computes size ** steps, a number of hundreds of millions of digits, before it composes.
+    return privacy_loss_distribution.PrivacyLossDistribution(*_pmfs(one))
+
+
+def _pmfs(distribution: Any) -> tuple[Any, Any]:
+    """The privacy losses of removing and of adding a record, as arrays."""
+    return distribution._pmf_remove.to_dense_pmf(), distribution._pmf_add.to_dense_pmf()
 
 
 def rdp_epsilon(*, noise_multiplier: float, sampling_probability: float, steps: int, delta: float) -> float:
@@ -138,7 +166,10 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
     integer_in("steps", steps, 1, error=BudgetError)
 
     def spent(rho: float, coarser: float = 1.0) -> float:
-        return compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
+        try:
+            return compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
+        except _TooLargeError:
+            return math.inf  # more noise makes the distribution smaller
 
     # Search with buckets ten times as wide (eight times as fast), aiming at what they say where the fine ones say `aim`.
     aim = wide_aim = epsilon * (1.0 - CALIBRATION_TOLERANCE)
@@ -155,21 +186,38 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
 def steps_within(*, epsilon: float, delta: float, noise_multiplier: float, sampling_probability: float) -> int:
     """The largest number of steps that stays within the budget (0 if even one step passes it)."""
 
-    def fits(steps: int) -> bool:
-        return compose([GaussianSteps(noise_multiplier, sampling_probability, steps)], delta) <= epsilon
+    def spent(steps: int) -> float:
+        return compose([GaussianSteps(noise_multiplier, sampling_probability, steps)], delta)
 
     finite_in("epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError)
-    if not fits(1):
+    if spent(1) > epsilon:
         return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-        if high > 10**9:
+    low, high = 1, MOST_STEPS + 1  # low fits; high does not, or is not asked for
+    trial = _first_guess_of_steps(epsilon, delta, noise_multiplier, sampling_probability)
+    power, last = 0.5, (0, 0.0)  # epsilon grows about like steps ** power
+    for attempt in itertools.count():
+        trial = min(max(trial, low + 1), high - 1)
+        found = spent(trial)
+        low, high = (trial, high) if found <= epsilon else (low, trial)
+        if low == MOST_STEPS:
             raise BudgetError("more than 1e9 steps fit in the budget; the noise is larger than any training needs")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        if high - low == 1:
+            return low
+        if min(found, last[1]) > 0 and max(found, last[1]) < math.inf:
+            power = min(max(math.log(found / last[1]) / math.log(trial / last[0]), 0.2), 5.0)
+        last = (trial, found)
+        growth = (epsilon / found) ** (1.0 / power) if found > 0 else 2.0
+        trial = int(trial * min(growth, 2.0)) if attempt < 12 else (low + high) // 2
+    raise AssertionError("unreachable")
+
+
+def _first_guess_of_steps(epsilon: float, delta: float, rho: float, q: float) -> int:
+    """Steps that spend epsilon by the central limit theorem of Gaussian DP (Dong et al. 2019), where the search starts."""
+    from scipy.optimize import brentq
+
+    mu = float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, 200.0, xtol=1e-6))
+    one_step = q * math.sqrt(math.expm1(1.0 / (rho * rho))) if q < 1 else 1.0 / rho
+    return int(min((mu / one_step) ** 2, MOST_STEPS))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -208,11 +256,15 @@ def _first_guess(target: float, delta: float, q: float, steps: int) -> float:
 
     low, high = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
     if excess(high) > 0:
-        raise BudgetError(
-            f"epsilon {target:.3g} at delta {delta:g} with {steps} steps needs a noise multiplier above "
-            f"{LARGEST_NOISE_MULTIPLIER:g}; raise epsilon or take fewer steps"
-        )
+        raise _needs_more_noise(target)
     return math.exp(low) if excess(low) < 0 else math.exp(float(brentq(excess, low, high, xtol=1e-3)))
+
+
+def _needs_more_noise(target: float) -> BudgetError:
+    return BudgetError(
+        f"epsilon {target:.3g} needs a noise multiplier above {LARGEST_NOISE_MULTIPLIER:g}; raise epsilon or delta, or take "
+        "fewer steps"
+    )
 
 
 def _solve_decreasing(function: Callable[[float], float], aim: float, guess: float) -> float:
@@ -225,6 +277,8 @@ def _solve_decreasing(function: Callable[[float], float], aim: float, guess: flo
             return x
         if x <= SMALLEST_NOISE_MULTIPLIER and value <= aim:
             return x
+        if x >= LARGEST_NOISE_MULTIPLIER and value > aim:
+            raise _needs_more_noise(aim)
         low, high = (x, high) if value > aim else (low, x)
         slope = -1.0
         if last is not None and 0 < value < math.inf and last[1] < math.inf and value != last[1] and last[1] > 0:
@@ -234,7 +288,7 @@ def _solve_decreasing(function: Callable[[float], float], aim: float, guess: flo
         x = x * math.exp(max(-1.0, min(1.0, step)))
         if not low < x < high:
             x = math.sqrt(low * high) if low > 0 and high < math.inf else (low * 2 if low > 0 else high / 2)
-        x = max(x, SMALLEST_NOISE_MULTIPLIER)
+        x = min(max(x, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER)
     raise BudgetError(f"no noise multiplier found for epsilon {aim:.3g}; the budget cannot be met")
 
 

@@ -9,6 +9,7 @@ Guarantee: the sequence of releases is (epsilon, delta)-DP under adding or remov
 `statement.state` computes from the ledger, if every clipped sum has the sensitivity that it carries.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from .clipping import ClipRule
 from .ledger import Ledger
 
 STEPS_PER_BLOCK = 100
+RECORDED_LATER = ("input_shape",)  # facts that the ledgers of older versions do not state
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Plan:
     noise_multiplier: float
     target_epsilon: float | None
     delta: float
+    input_shape: list[int] | None = None
 
     @property
     def sampling_probability(self) -> float:
@@ -61,6 +64,7 @@ def make_plan(
     clip_norm: float,
     epsilon: float,
     delta: float,
+    input_shape: Sequence[int] | None = None,
 ) -> Plan:
     """Fix q and T, and find the noise that keeps T steps within (epsilon, delta).
 
@@ -97,13 +101,17 @@ def make_plan(
         noise_multiplier=rho,
         target_epsilon=float(epsilon) if bounded else None,
         delta=float(delta),
+        input_shape=None if input_shape is None else list(input_shape),
     )
 
 
 def opening_facts(plan: Plan, *, noise_is_secret: bool) -> dict[str, Any]:
     """What the first line of the ledger states."""
+    stated = asdict(plan)
+    if plan.input_shape is None:
+        del stated["input_shape"]
     return {
-        **asdict(plan),
+        **stated,
         "sampling": "poisson",
         "sampling_probability": plan.sampling_probability,
         "divisor": plan.batch_size,

@@ -182,7 +182,7 @@ def _config_and_plan(evidence: Evidence) -> str:
     config, plan = evidence.config, evidence.ledger.opening
     bounded = plan["clip_rule"] != "none"
     seeded = config.privacy.noise_seed is not None
-    wanted = {
+    wanted: dict[str, Any] = {
         "batch_size": config.train.batch_size,
         "steps": int(config.train.epochs * plan["dataset_size"] / config.train.batch_size),
         "held_out": config.data.validation,
@@ -194,6 +194,7 @@ def _config_and_plan(evidence: Evidence) -> str:
     row = METHODS.get(config.method.name)
     clip = config.method.clip or (row.clip if row is not None else None)
     wanted |= {} if clip is None else {"clip_rule": clip}
+    wanted |= {} if config.data.input_shape is None else {"input_shape": config.data.input_shape}
     for name, value in wanted.items():
         _expect(plan[name] == value, f"the ledger says {name} = {plan[name]}, {CONFIG} {value}")
     return f"{', '.join(wanted)} agree"
@@ -249,11 +250,14 @@ def _model_and_config(evidence: Evidence) -> str:
 
 def _model_and_ledger(evidence: Evidence) -> str:
     _require_model(evidence)
-    header, whole = evidence.header, evidence.ledger.sha256
+    header, plan = evidence.header, evidence.ledger.opening
     _expect(header.get("ledger_head") == evidence.ledger.head, "these weights were made with another ledger")
+    for name in sorted({"classes", "input_shape"} & header.keys()):  # headers of older versions state neither
+        _expect(json.loads(header[name]) == plan[name], f"the header says {name} {header[name]}, the ledger {plan[name]}")
     if evidence.files.is_bundle or "ledger_sha256" not in header:  # a bundle has no HMACs, which the digest covers
         return "the header names the head of this ledger"
-    _expect(header["ledger_sha256"] == whole, f"{LEDGER} is not byte for byte what these weights were made with")
+    same = header["ledger_sha256"] == evidence.ledger.sha256
+    _expect(same, f"{LEDGER} is not byte for byte what these weights were made with")
     return "the header names the SHA-256 of this ledger"
 
 

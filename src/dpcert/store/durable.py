@@ -31,6 +31,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, real_folder:
     `path` is refused. So is a link in place of its folder where that must be a `real_folder`: all is done in the folder
     that was opened, so a link that is put there later leads nowhere.
     """
+    if path.is_dir() or not path.name:  # a root has no name at all
+        raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     temporary = f".{path.name}.tmp"
     try:
         with _held(path.parent, real=real_folder) as folder:

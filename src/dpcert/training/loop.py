@@ -21,7 +21,7 @@ from ..interrupts import Interrupted, stop_requests
 from ..methods import Method
 from ..models.check import check_model
 from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
-from ..privacy.mechanism import STEPS_PER_BLOCK, Mechanism, Plan, make_plan, opening_facts
+from ..privacy.mechanism import RECORDED_LATER, STEPS_PER_BLOCK, Mechanism, Plan, make_plan, opening_facts
 from ..privacy.statement import Statement, installed_versions, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
@@ -98,6 +98,7 @@ def plan_for(data: Dataset, method: Method, settings: Settings) -> Plan:
         clip_norm=settings.clip_norm,
         epsilon=settings.epsilon,
         delta=settings.delta,
+        input_shape=data.input_shape,
     )
 
 
@@ -195,6 +196,7 @@ def _fit_in(
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
     facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
+    facts |= {"input_shape": canonical_json(list(data.input_shape)), "classes": str(plan.classes)}
     write_atomically(directory.curve, curve_file(points, plan, statement))
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()
@@ -342,6 +344,8 @@ def _continue_ledger(path: Path, key: bytes, plan: Plan, settings: Settings, hea
 def _refuse_other_plan(ledger: Ledger, plan: Plan, settings: Settings) -> None:
     wanted = opening_facts(plan, noise_is_secret=settings.noise_seed is None)
     for name, value in wanted.items():
+        if name in RECORDED_LATER and name not in ledger.opening:
+            continue  # a run that an older version began
         if ledger.opening.get(name) != value:
             raise RunError(
                 f"this run was planned with {name} = {ledger.opening.get(name)}, now {value} is asked for; "
