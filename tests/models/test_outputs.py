@@ -43,10 +43,10 @@ RETURNS = {
     "one row": (lambda logits, x: logits[:1], "shape"),
 }
 FORWARDS = {
-    "item": (lambda logits, x: logits * x.mean().item(), r"\.item\(\)"),
-    "a branch": (lambda logits, x: logits if x.mean() > 0.5 else 2 * logits, "torch.where"),
+    "item": (lambda logits, x: torch.stack([row * row.mean().item() for row in logits]), r"\.item\(\)"),
+    "a branch": (lambda logits, x: torch.stack([row if row.mean() > 0 else 2 * row for row in logits]), "torch.where"),
     "a while loop": (lambda logits, x: logits * len([0 for _ in iter(lambda: bool(logits.sum() > 1e9), False)]), "torch.where"),
-    "nonzero": (lambda logits, x: logits + 1e-9 * x[x > 0.5].sum(), "torch.where"),
+    "nonzero": (lambda logits, x: torch.stack([row + row[row > 0].sum() for row in logits]), "torch.where"),
     "tolist": (lambda logits, x: logits * torch.tensor(x.mean(dim=(1, 2, 3)).tolist())[:, None], "tensor"),
     "in place": (in_place, "in place"),
     "random": (lambda logits, x: logits + 1e-9 * torch.rand(3), "random numbers"),
