@@ -123,7 +123,8 @@ def test_key_files_are_for_their_owner_only(tmp_path, keys, umask):
     real = os.open
 
     def spy(path, flags, mode=0o777, **options):
-        if flags & os.O_CREAT and "private" in str(path):
+        folder = options.get("dir_fd")  # names are given in the folder that was opened
+        if flags & os.O_CREAT and folder is not None and os.path.samestat(os.fstat(folder), (out / "private").stat()):
             seen.add((Path(path).name.split("-")[0].strip("."), stat.S_IMODE(mode)))
         return real(path, flags, mode, **options)
 
