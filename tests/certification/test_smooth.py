@@ -10,7 +10,7 @@ from torch import nn
 
 import dpcert
 from dpcert.certification import smooth
-from dpcert.certification.votes import FreshVotes, winners
+from dpcert.certification.votes import FreshVotes, tally, winners
 from dpcert.rng import Purpose, key_from_seed
 
 KEY = key_from_seed(1, "test")
@@ -253,3 +253,30 @@ def test_robust_needs_the_evidence_of_its_alpha(alpha, wins):
     evidence = log_evidence_above if wins else log_evidence_below
     enough = next(look for look in looks(5000) if evidence(round(look * wins), look, threshold) >= -math.log(alpha))
     assert decision.robust is bool(wins) and decision.votes == 100 + enough
+
+
+def test_the_memory_of_votes_does_not_grow_with_their_number():
+    """A generator of chunks is never held as a whole, and the count is that of all rows together."""
+    import weakref
+
+    alive, most = weakref.WeakSet(), 0
+    rows = torch.rand(40, 50_000, generator=torch.Generator().manual_seed(0))
+
+    def chunks():
+        nonlocal most
+        for row in rows:
+            logits = row.reshape(-1, 10).clone()
+            alive.add(logits)
+            most = max(most, len(alive))
+            yield logits
+
+    assert (tally(chunks()) == winners(rows.reshape(-1, 10))).all()
+    assert most <= 23  # some 4 MB of the 8
+    assert (tally([rows[:2, :30].reshape(-1, 3)]) == winners(rows[:2, :30].reshape(-1, 3))).all()
+
+
+def test_a_million_classes_are_counted_chunk_by_chunk():
+    chunk = torch.zeros(1, 1_000_000)
+    chunk[0, 7] = 1.0
+    votes = tally(chunk for _ in range(5))
+    assert votes[7] == 5 and votes.sum() == 5
