@@ -10,7 +10,7 @@ from torch import nn
 
 import dpcert
 from dpcert.certification import smooth
-from dpcert.certification.votes import FreshVotes, winners
+from dpcert.certification.votes import FreshVotes, tally, winners
 from dpcert.rng import Purpose, key_from_seed
 
 KEY = key_from_seed(1, "test")
@@ -276,3 +276,30 @@ def test_neither_answer_comes_on_half_of_the_evidence(alpha, share, radius, robu
     decision = smooth.robust_at(Even(), torch.zeros(1), radius, 100, 5000, alpha)
     assert votes_for(-0.5 * math.log(alpha)) < votes_for(-math.log(alpha))
     assert decision.robust is robust and decision.votes == 100 + votes_for(-math.log(alpha))
+
+
+def test_the_memory_of_votes_does_not_grow_with_their_number():
+    """A generator of chunks is never held as a whole, and the count is that of all rows together."""
+    import weakref
+
+    alive, most = weakref.WeakSet(), 0
+    rows = torch.rand(40, 50_000, generator=torch.Generator().manual_seed(0))
+
+    def chunks():
+        nonlocal most
+        for row in rows:
+            logits = row.reshape(-1, 10).clone()
+            alive.add(logits)
+            most = max(most, len(alive))
+            yield logits
+
+    assert (tally(chunks()) == winners(rows.reshape(-1, 10))).all()
+    assert most <= 23  # some 4 MB of the 8
+    assert (tally([rows[:2, :30].reshape(-1, 3)]) == winners(rows[:2, :30].reshape(-1, 3))).all()
+
+
+def test_a_million_classes_are_counted_chunk_by_chunk():
+    chunk = torch.zeros(1, 1_000_000)
+    chunk[0, 7] = 1.0
+    votes = tally(chunk for _ in range(5))
+    assert votes[7] == 5 and votes.sum() == 5

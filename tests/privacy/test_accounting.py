@@ -10,6 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import dpcert
+from dpcert.errors import BudgetError
 from dpcert.privacy import accounting
 
 POINTS = [  # (rho, q, T, delta)
@@ -154,3 +155,33 @@ def test_a_budget_that_makes_no_sense_is_refused(changes, words):
     request = {"epsilon": 3.0, "delta": 1e-5, "sampling_probability": 0.01, "steps": 100} | changes
     with pytest.raises(ValueError, match=words):
         dpcert.calibrate(**request)
+
+
+@pytest.mark.timeout(120)
+def test_large_noise_and_many_steps_answer_at_once():
+    """The library's sparse form would compute 3 ** steps first: a number of hundreds of millions of digits."""
+    small = accounting.epsilon(noise_multiplier=9999.0, sampling_probability=0.01, steps=10**6, delta=1e-5)
+    assert 0.0 < small < accounting.epsilon(noise_multiplier=9999.0, sampling_probability=0.01, steps=10**7, delta=1e-5) < 1.0
+    with pytest.raises(BudgetError, match="more than 1e9 steps fit"):
+        accounting.steps_within(epsilon=3.0, delta=1e-5, noise_multiplier=9999.0, sampling_probability=0.001)
+
+
+@pytest.mark.parametrize(("rho", "q", "steps"), [(1.0, 0.5, 10**6), (4860.0, 512 / 60000, 10**15), (9999.0, 0.999, 10**9)])
+def test_what_would_not_fit_in_memory_is_refused(rho, q, steps):
+    with pytest.raises(BudgetError, match="take fewer steps"):
+        accounting.epsilon(noise_multiplier=rho, sampling_probability=q, steps=steps, delta=1e-5)
+
+
+def test_a_budget_for_more_steps_than_can_be_composed_is_refused_in_words():
+    for steps in (117_187_500_000, 10**15):
+        with pytest.raises(BudgetError, match="fewer steps"):
+            accounting.calibrate(epsilon=3.0, delta=1e-5, sampling_probability=512 / 60000, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rho", "q"), [(3.0, 1.07, 512 / 60000), (1.0, 2.0, 0.02), (1e-6, 9999.0, 0.01), (3.0, 500.0, 1.0)]
+)
+def test_steps_within_is_the_largest_number_that_fits(epsilon, rho, q):
+    most = accounting.steps_within(epsilon=epsilon, delta=1e-5, noise_multiplier=rho, sampling_probability=q)
+    spent = [accounting.epsilon(noise_multiplier=rho, sampling_probability=q, steps=most + k, delta=1e-5) for k in (0, 1)]
+    assert spent[0] <= epsilon < spent[1]

@@ -146,7 +146,7 @@ def rdp_epsilon(*, noise_multiplier: float, sampling_probability: float, steps: 
     """Epsilon by Renyi accounting (Mironov et al. 2019): looser, shown beside the PLD because papers quote it."""
     import dp_accounting
 
-    if steps == 0 or noise_multiplier == 0:
+    if steps == 0 or noise_multiplier < SMALLEST_NOISE_MULTIPLIER:  # as `compose`: the square of a tiny one is 0
         return 0.0 if steps == 0 else math.inf
     accountant = dp_accounting.rdp.RdpAccountant()
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -179,6 +179,8 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
         found = spent(rho)
         if aim * (1.0 - CALIBRATION_TOLERANCE) <= found <= epsilon or (rho <= SMALLEST_NOISE_MULTIPLIER and found <= epsilon):
             return rho
+        if found == 0.0:  # at a tiny q epsilon leaps from nothing past the budget: only the fine search tells where
+            break
         wide_aim *= aim / found
     return _six_digits_up(_solve_decreasing(spent, aim, rho))  # a budget so small that wide buckets tell nothing
 

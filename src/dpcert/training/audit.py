@@ -80,7 +80,7 @@ def one_step(
     False alarms: `1 - confidence` for a step that keeps its promise exactly.
     """
     integer_in("draws", draws, 100, 10**8, remedy="10000 are usual")
-    finite_in("noise multiplier", noise_multiplier, 0.0, 1e3, open_low=True)
+    finite_in("noise multiplier", noise_multiplier, 1e-3, 1e3, remedy="a usual one is about 1")
     finite_in("clip norm", clip_norm, 0.0, 1e6, open_low=True)
     require_a_promise(method)
     key = secret_key() if seed is None else key_from_seed(seed, "audit")
