@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..attacks.kinds import STRENGTHS
+from ..certification.metrics import is_about
 from ..errors import ConfigError, LedgerError, RunError
 from ..privacy.ledger import Ledger
 from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
@@ -143,8 +144,7 @@ def _count_samples(directory: RunDirectory | None, certified: list[dict[str, Any
     if path is None or not path.exists():
         return 0
     found = {row.idx for row in read_rows(SampleRow, path, allow_torn_end=True)}
-    subsets = [range(0, entry["stride"] * entry["examples"], entry["stride"]) for entry in certified]
-    return max((len(found.intersection(subset)) for subset in subsets), default=0)
+    return max((sum(is_about(entry, index) for index in found) for entry in certified), default=0)
 
 
 def _attack_rows(directory: RunDirectory | None, attack: str) -> list[AttackRow]:

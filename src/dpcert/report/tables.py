@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..certification.metrics import is_about
 from ..errors import RunError
 from ..published import BUDGET, TABLE_1_COPIES, VARIANTS
 from ..rounding import ceil_text
@@ -205,11 +206,11 @@ def _digests(path: Path) -> dict[str, str]:
 
 
 def _rows(path: Path, entry: dict[str, Any]) -> list[CertificateRow]:
-    stride, examples = entry["stride"], entry["examples"]
-    rows = [row for row in read_rows(CertificateRow, path / entry["file"]) if row.idx in range(0, stride * examples, stride)]
-    if len(rows) < examples:
+    rows = [row for row in read_rows(CertificateRow, path / entry["file"]) if is_about(entry, row.idx)]
+    if len(rows) < entry["examples"]:
         raise RunError(
-            f"{path / entry['file']} holds {len(rows)} rows, metrics.json speaks of {examples}; run dpcert certify again"
+            f"{path / entry['file']} holds {len(rows)} rows, metrics.json speaks of {entry['examples']}; "
+            "run dpcert certify again"
         )
     return rows
 
