@@ -36,7 +36,7 @@ def certify(
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
     device: o.Device = None,
 ) -> None:
-    """Certify test images 0, k, 2k, ...; more --examples extend what is there, an interrupted call goes on.
+    """Certify evenly spread test images; more --examples extend what is there, an interrupted call resumes.
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """

@@ -17,6 +17,7 @@ from .grid import TEST_IMAGES, Cell, Need
 from .run import read_config
 
 CERTIFICATION_SEED = 0
+DEFAULT_RESULTS = Path("results")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ def check_examples(examples: int) -> int:
 
 
 def check_results(results: Path) -> Path:
-    """The folder of run directories; it need not exist yet."""
+    """The folder of run directories; only the default one need not exist yet: a slip of the fingers is not a new folder."""
+    if not results.exists() and results != DEFAULT_RESULTS:
+        raise RunError(f"--results {results} does not exist; give the folder of the runs, or make a new one with mkdir first")
     if results.exists() and not results.is_dir():
         raise RunError(f"--results {results} is a file, must be a folder of run directories; choose another")
     return results
