@@ -11,7 +11,10 @@ SEEDS ?= 1 2 3
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
+HOW_TO_CALL = @echo 'Call it as $(BIN)/dpcert, or as dpcert after: source $(BIN)/activate'
+
 install: $(STAMP) ## make .venv and install what constraints.txt pins
+	$(HOW_TO_CALL)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: $(STAMP)    ## train DP-Gaussian on MNIST at (3, 1e-5), certify 500 test images, write the report
 	$(BIN)/dpcert run mnist/dp-gaussian --examples 500 --out runs/mnist-dp-gaussian
+	$(HOW_TO_CALL)
 
 test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) tests

@@ -5,9 +5,18 @@ import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import binom
 
-from dpcert.certification.metrics import average_certified_radius, average_gain, certified_accuracy, radii_to_show
+from dpcert.certification.metrics import (
+    average_certified_radius,
+    average_gain,
+    certified_accuracy,
+    even_subset,
+    is_about,
+    radii_to_show,
+)
 
 RADIUS, CORRECT = np.array([0.5, 0.25, 0.8, 0.0, 0.1]), np.array([True, True, False, False, True])
 
@@ -71,3 +80,58 @@ def test_the_interval_of_a_gain_holds_as_often_as_it_says_and_is_narrow():
     assert binom.ppf(1e-4, 2000, 0.95) / 2000 <= share <= binom.ppf(1 - 1e-4, 2000, 0.95) / 2000
     twin_share, twin_width = _held(unpaired)
     assert twin_share == 1.0 and twin_width > 5 * width
+
+
+@pytest.mark.parametrize("value", [0.0, 0.7, 1.6])
+def test_equal_radii_leave_an_interval(value):
+    """By hand: 500 of 500 draws alike leave up to 0.735 % of others unseen, which may have radius 0 or 1.6."""
+    missed = 1 - 0.025 ** (1 / 500)
+    found = average_certified_radius(np.full(500, value), np.full(500, True), 1.6)
+    assert missed == pytest.approx(0.00735, abs=1e-5)
+    assert (found.low, found.high) == pytest.approx(((1 - missed) * value, (1 - missed) * value + missed * 1.6))
+    assert found.value == value and found.low <= value <= found.high and found.high - found.low > 0.01
+    same = average_gain(np.full(500, value), np.full(500, value), 1.6)
+    assert same.value == 0.0 and (same.low, same.high) == pytest.approx((-missed * 1.6, missed * 1.6))
+
+
+def test_the_interval_where_the_radii_have_a_spread_is_the_normal_one():
+    radius = np.random.default_rng(0).uniform(0.0, 1.6, 500)
+    right = np.full(500, True)
+    assert average_certified_radius(radius, right, 1.6) == average_certified_radius(radius, right)
+    assert average_gain(radius, radius[::-1], 1.6) == average_gain(radius, radius[::-1])
+
+
+def _coverage(law, largest, trials=2000, images=500):
+    """How often the interval holds the mean of a law of two radii: a share has the first one, the rest the second."""
+    share, rare, common = law
+    rng, mean, held = np.random.default_rng(1), share * rare + (1 - share) * common, 0
+    for _ in range(trials):
+        radius = np.where(rng.random(images) < share, rare, common)
+        found = average_certified_radius(radius, np.full(images, True), largest)
+        held += found.low <= mean <= found.high
+    return held / trials
+
+
+@pytest.mark.parametrize("law", [(0.002, 0.0, 1.6), (0.002, 1.6, 0.0), (0.005, 0.0, 1.6), (0.001, 0.0, 0.8), (0.3, 0.0, 1.6)])
+def test_the_interval_of_acr_holds_where_a_few_images_are_unlike_the_rest(law):
+    """Twin: the normal interval alone misses as often as the few are not drawn."""
+    assert _coverage(law, 1.6) >= 0.93
+    if law[0] <= 0.002:
+        assert _coverage(law, None) < 0.7
+
+
+@given(size=st.integers(1, 300), share=st.floats(0, 1))
+def test_an_entry_is_about_its_even_subset_and_nothing_else(size, share):
+    examples = max(1, round(share * size))
+    chosen = even_subset(size, examples)
+    entry = {"examples": examples, "size": size}
+    assert [index for index in range(-5, size + 20) if is_about(entry, index)] == chosen
+    assert len(set(chosen)) == examples and chosen[0] == 0 and chosen[-1] < size
+    gaps = np.diff([*chosen, size])
+    assert gaps.max() - gaps.min() <= 1  # no part of the file has a larger share than another
+    earlier = {"examples": examples, "stride": max(1, size // examples)}
+    assert [i for i in range(-5, 2 * size) if is_about(earlier, i)] == [i * earlier["stride"] for i in range(examples)]
+
+
+def test_a_number_that_no_list_could_hold_is_only_a_number():
+    assert is_about({"examples": 2**52, "size": 2**53}, 4) and not is_about({"examples": 2**52, "size": 2**53}, 5)

@@ -163,6 +163,15 @@ def test_figures_of_certificates():
     assert low < certificates.acr < high
 
 
+@pytest.mark.parametrize("simultaneous", [False, True])
+def test_equal_certificates_leave_an_interval(simultaneous):
+    model = HalfSpace()
+    found = dpcert.certify(
+        model, torch.stack([model.at(5.0)] * 20), [1] * 20, sigma=0.5, n=100, alpha=0.01, simultaneous=simultaneous
+    )
+    assert len(set(found.radius.tolist())) == 1 and found.acr_estimate.low < found.acr <= found.acr_estimate.high
+
+
 def test_the_model_keeps_its_mode_and_layout():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 3)).train()
     strides = model[0].weight.stride()

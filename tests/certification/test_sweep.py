@@ -86,7 +86,12 @@ def test_rows_read_and_written_again_keep_their_bytes():
 
 
 def test_even_subset():
-    assert even_subset(10, 3) == [0, 3, 6] and even_subset(10, 10) == list(range(10)) and even_subset(10_000, 500)[-1] == 9980
+    assert (
+        even_subset(10, 3) == [0, 3, 6]
+        and even_subset(8, 5) == [0, 1, 3, 4, 6]
+        and even_subset(10, 10) == list(range(10))
+        and even_subset(10_000, 500)[-1] == 9980
+    )
 
 
 def test_decisions_at_a_radius_are_rows_too(tmp_path):

@@ -53,6 +53,7 @@ def test_when_all_is_there_it_only_shows(tmp_path, capsys):
 
 def test_the_page_names_the_request_that_was_given(tmp_path, capsys):
     page = tmp_path / "page.md"
+    (tmp_path / "results").mkdir()
     results = ["--results", str(tmp_path / "results")]
     assert call("figure-radii", "table1", "--dataset", "mnist", "--show", *results, "--markdown", str(page)) == 0
     command = f"dpcert reproduce figure-radii table1 --dataset mnist --show {' '.join(results)} --markdown {page}"
@@ -82,6 +83,13 @@ def test_wrong_requests_get_one_line(tmp_path, capsys, arguments, words):
     told = capsys.readouterr().err
     assert told.startswith("error: ") and words in told and told.count("\n") == 1
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["table1", "--show"], ["table1", "--dry-run"], ["table1"]])
+def test_a_folder_that_is_not_there_is_no_empty_one(tmp_path, capsys, arguments):
+    assert call(*arguments, "--results", str(tmp_path / "reslts")) == 2
+    told = capsys.readouterr()
+    assert "reslts does not exist" in told.err and told.out == "" and not (tmp_path / "reslts").exists()
 
 
 def test_wrong_folders_get_one_line(tmp_path, capsys):

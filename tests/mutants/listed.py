@@ -444,6 +444,20 @@ MUTANTS = [
         "an ACR of wrong predictions",
     ),
     Mutant(
+        "certification/metrics.py",
+        "return [place * size // examples for place in range(examples)]",
+        "return [place * (size // examples) for place in range(examples)]",
+        (f"{SWEEP}::test_even_subset",),
+        "the first images of a file that may be sorted",
+    ),
+    Mutant(
+        "certification/metrics.py",
+        "low = min(low, (1.0 - missed) * mean + missed * bounds[0])",
+        "low = low",
+        ("tests/certification/test_metrics.py::test_equal_radii_leave_an_interval",),
+        "an interval without width",
+    ),
+    Mutant(
         "certification/sweep.py",
         "only_if = label if self.skip_misclassified else None",
         "only_if = label",

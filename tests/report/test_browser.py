@@ -27,6 +27,7 @@ PROBE = """<script>addEventListener("load", () => {
     plots: boxes.length, smallest: Math.min(...boxes.map(b => Math.min(b.width, b.height))),
     letters: Math.min(...letters.filter(h => h > 0)),
     images: images.length, broken: images.filter(i => !i.complete || !i.naturalWidth).length,
+    radius: Math.max(0, ...[...document.querySelectorAll("#runs td[data-key=card_acr]")].map(c => c.getBoundingClientRect().right)),
     ink: getComputedStyle(document.body).color, paper: getComputedStyle(document.body).backgroundColor,
     figure: getComputedStyle(document.querySelector(".plot text")).fill,
   }), "*");
@@ -71,6 +72,14 @@ def test_it_fits_a_phone(which, request, tmp_path):
     assert seen["width"] == 390 and seen["overflow"] <= 0
     assert seen["plots"] == 14 and seen["smallest"] > 150 and seen["letters"] > 8 and seen["broken"] == 0
     assert seen["images"] == (48 if which == "page" else 0)
+
+
+def test_the_radius_is_the_first_figure_of_a_comparison_on_a_phone(comparison, tmp_path):
+    """Twin: names that do not wrap push it out of sight."""
+    long = comparison.replace("</svg>dpsgd</th>", "</svg>dp-smoothadv+consistency</th>")
+    assert long != comparison
+    assert 0 < probed(long, tmp_path, 375)["radius"] <= 375 - 16
+    assert probed(re.sub("max-width: 12rem; white-space: normal", "", long), tmp_path, 375)["radius"] > 375 - 16
 
 
 def test_twin_what_sticks_out_is_seen(page, tmp_path):

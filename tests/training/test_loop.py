@@ -14,6 +14,9 @@ from torch import nn
 
 import dpcert
 from dpcert.errors import DpcertError, LedgerError, RunError
+from dpcert.experiment import run as experiment
+from dpcert.privacy.ledger import Ledger
+from dpcert.privacy.statement import state
 from dpcert.store.runs import RunDirectory
 from dpcert.training import step
 from dpcert.training.loop import Interrupted
@@ -43,6 +46,43 @@ def test_training_learns_and_states_its_budget(tmp_path):
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["clean_accuracy"] > 0.9 and metrics["privacy"]["epsilon"] == run.epsilon
     assert metrics["privacy"]["steps"] == run.plan.steps == 480
+
+
+class Watcher:
+    """Notes each epsilon that is shown, beside the epsilon of what the ledger on disk has charged at that moment."""
+
+    def __init__(self, ledger):
+        self.ledger, self.shown, self.charged = ledger, [], []
+
+    def __call__(self, done, total, **facts):
+        self.shown.append(float(facts["epsilon"]))
+        self.charged.append(state(Ledger.load(self.ledger)).epsilon)
+
+
+@pytest.mark.parametrize("most", [64, 2])
+def test_the_epsilon_on_the_progress_line_is_never_below_the_charge(tmp_path, monkeypatch, most):
+    """Twin: a value that is looked up every 20 seconds, which is the first block's for the whole of a short run."""
+    monkeypatch.setattr("dpcert.training.loop._MOST_EPSILONS", most)
+    out, config = tmp_path / "run", {"train.epochs": 20, "train.batch_size": 10, "model.name": "linear"}
+    np.savez(tmp_path / "blobs.npz", **blobs(0))
+    watcher = Watcher(out / "ledger.jsonl")
+    chosen = experiment.resolve("mnist/dp-gaussian", {**config, "data.path": str(tmp_path / "blobs.npz")})
+    run = experiment.train(chosen, out, watcher)
+    assert len(watcher.shown) == 480 and all(a >= b for a, b in zip(watcher.shown, watcher.charged, strict=True))
+    assert watcher.shown == sorted(watcher.shown) and watcher.shown[-1] == math.ceil(100 * run.epsilon) / 100
+    if most == 64:  # each block on its own: at most the rounding more than is charged
+        assert all(a - b <= 0.02 for a, b in zip(watcher.shown, watcher.charged, strict=True))
+    assert not all(watcher.shown[0] >= b for b in watcher.charged)  # the twin
+
+
+@pytest.mark.parametrize("assignment", [{"privacy.noise_seed": 1}, {"method.name": "regular"}])
+def test_a_run_that_is_not_private_never_shows_a_number(tmp_path, assignment):
+    np.savez(tmp_path / "blobs.npz", **blobs(0))
+    small = {"train.epochs": 1, "train.batch_size": 10, "model.name": "linear", "data.path": str(tmp_path / "blobs.npz")}
+    watcher = Watcher(tmp_path / "run" / "ledger.jsonl")
+    preset = "mnist/regular" if "method.name" in assignment else "mnist/dp-gaussian"
+    experiment.train(experiment.resolve(preset, {**small, **assignment}), tmp_path / "run", watcher)
+    assert set(watcher.shown) == {math.inf}
 
 
 def test_in_memory_and_in_a_directory_are_the_same(tmp_path):

@@ -19,7 +19,7 @@ from ..store.growing import grow
 from ..store.records import CertificateRow, RobustRow
 from ..workers import share
 from . import smooth
-from .metrics import Estimate, average_certified_radius, certified_accuracy
+from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .smooth import Counter
 from .votes import FreshVotes, evaluating, refuse_mixing_voters, voting
 
@@ -41,6 +41,7 @@ class Certificates:
     p_lower: Tensor
     alpha: float | None = None
     simultaneous: bool = False
+    sigma: float | None = None
 
     @property
     def acr(self) -> float:
@@ -50,7 +51,11 @@ class Certificates:
     @property
     def acr_estimate(self) -> Estimate:
         """ACR with its 95 % interval."""
-        return average_certified_radius(self.radius.numpy(), self.correct.numpy())
+        largest = None
+        if self.sigma is not None and self.alpha is not None:
+            share = self.alpha / len(self.radius) if self.simultaneous else self.alpha
+            largest = largest_radius(self.n, share, self.sigma)
+        return average_certified_radius(self.radius.numpy(), self.correct.numpy(), largest)
 
     def certified_accuracy(self, radius: float) -> float:
         """Share of examples that are right and certified at `radius`."""
@@ -161,6 +166,7 @@ def certify(
         p_lower=torch.tensor([c.p_lower for c in found], dtype=torch.float64),
         alpha=alpha,
         simultaneous=simultaneous,
+        sigma=sigma,
     )
 
 

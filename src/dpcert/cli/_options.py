@@ -30,12 +30,22 @@ Seed = Annotated[
 Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/<dataset>-<method>")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps ...", show_default="cpu")]
 Examples = Annotated[
-    str | None, typer.Option(metavar="N|all", help="How many test images to certify.", show_default="500, or all if fewer")
+    str | None,
+    typer.Option(
+        metavar="N|all", help="Test images to certify, evenly spread over the test set.", show_default="500, or all if fewer"
+    ),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any config key (repeatable).", show_default=False),
 ]
+
+
+def show_help_without_command(context: typer.Context) -> None:
+    """The help of a group of commands, for whoever typed its name alone."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 def examples_of(text: str | None) -> int | str | None:

@@ -37,8 +37,9 @@ class Request:
 
     def __post_init__(self) -> None:
         check_examples(self.examples)
-        check_results(self.results)
         integer_in("--jobs", self.jobs, 1, 1024)
+        targets_of(self.names or ["all"], self.datasets)
+        check_results(self.results)
 
     @cached_property
     def datasets(self) -> list[str]:

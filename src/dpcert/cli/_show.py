@@ -1,11 +1,16 @@
 """Progress bars and tables for a terminal; plain lines where there is none."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -74,20 +79,38 @@ def _facts(facts: dict[str, str], done: int, began: tuple[float, int], unit: str
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table on stdout."""
+    """A table on stdout, or a block for each row where the table would have to break a word (a name, an address)."""
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(highlight=False, markup=False)  # cells hold brackets of their own
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200
+    columns = list(zip(headings, *rows, strict=True))
+    widths = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    spare = console.width - sum(widths) - 3 * len(columns) - 1
+    if spare < 0 or (len(headings) > 5 and console.width < 20 * len(headings)):
+        _print_blocks(console, headings, rows, title)
+        return
+    wanted = [max(map(len, column)) - width for column, width in zip(columns, widths, strict=True)]
+    for done, place in enumerate(sorted(range(len(columns)), key=wanted.__getitem__)):  # small wishes first, the rest share
+        given = min(wanted[place], spare // (len(columns) - done))
+        widths[place], spare = widths[place] + given, spare - given
     table = Table(title=title, title_justify="left", header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for heading, width in zip(headings, widths, strict=True):
+        table.add_column(heading, width=width)
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)  # cells hold brackets of their own
-    if not console.is_terminal:
-        console.width = 200
-    if console.width < 20 * len(headings) and len(headings) > 5:  # too narrow for so many columns: a block for each row
-        for row in rows:
-            console.print("\n".join(f"{heading:>20}  {cell}" for heading, cell in zip(headings, row, strict=True)))
-        return
     console.print(table)
+
+
+def _print_blocks(console: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
+    """The name of each row, and below it what is known of it; lines are left to the terminal to wrap, which copies whole."""
+    if title is not None:
+        console.print(title, soft_wrap=True)
+    width = max(len(heading) for heading in headings[1:])
+    for first, *others in rows:
+        console.print(first, soft_wrap=True)
+        for heading, cell in zip(headings[1:], others, strict=True):
+            if cell:
+                console.print(f"  {heading:<{width}}  {cell}", soft_wrap=True)

@@ -10,7 +10,7 @@ from . import _options as o
 def analyze(
     run: o.RunPath,
     examples: Annotated[
-        str | None, typer.Option(metavar="N|all", help="How many of the certified images.", show_default="all")
+        str | None, typer.Option(metavar="N|all", help="Certified images to measure, evenly spread.", show_default="all")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random starts.")] = 0,
     layer: Annotated[

@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 import typer
@@ -30,13 +33,13 @@ from . import (
     train,
     verify,
 )
+from ._options import show_help_without_command
 
 INTERRUPTED = 130
 app = typer.Typer(
     name="dpcert",
     help="Train image classifiers that are provably private and provably robust, and check both claims.\n\n"
     "Start with:  dpcert run mnist/dp-gaussian",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,12 +64,13 @@ app.add_typer(data.app, name="data", rich_help_panel=LIST)
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+def _root(context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
     if version:
         from .. import __version__
 
         typer.echo(f"dpcert {__version__}")
         raise typer.Exit
+    show_help_without_command(context)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -89,7 +93,8 @@ def _run(arguments: list[str] | None) -> None:
     except OSError as error:
         _fail(f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its rights and free space")
     except (KeyboardInterrupt, typer.Abort) as error:
-        typer.echo(f"interrupted{f': {error}' if str(error) else ''}; give the same command again to go on", err=True)
+        again = _as_typed(sys.argv[1:] if arguments is None else arguments)
+        typer.echo(f"interrupted{f': {error}' if str(error) else ''}; go on with: {again}", err=True)
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # at once: worker threads of numerical libraries may still be busy
 
@@ -109,6 +114,18 @@ def _terminating_cleanly() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _as_typed(arguments: list[str]) -> str:
+    """The command line of this process, quoted so that a shell reads it back."""
+    called = Path(sys.argv[0])
+    found = shutil.which("dpcert")
+    how = [sys.argv[0]]
+    if called.name == "__main__.py":  # python -m dpcert
+        how = [sys.executable, "-m", "dpcert"]
+    elif found is not None and called.exists() and called.samefile(found):
+        how = ["dpcert"]
+    return shlex.join([*how, *arguments])
 
 
 def _given(error: typer.TyperException, arguments: list[str]) -> str:

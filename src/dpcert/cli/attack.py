@@ -16,7 +16,12 @@ def attack(
     smoothed: Annotated[bool, typer.Option("--smoothed", help="Attack the smoothed classifier, not the base model.")] = False,
     sigma: Annotated[float | None, typer.Option(help="Its smoothing noise.", show_default="the run's")] = None,
     n: Annotated[int, typer.Option(help="Votes that say the smoothed class under attack.")] = 1000,
-    examples: o.Examples = None,
+    examples: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|all", help="Test images to attack, evenly spread over the test set.", show_default="500, or all if fewer"
+        ),
+    ] = None,
     starts: Annotated[int | None, typer.Option(help="Random starts of PGD.", show_default="2")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of PGD.", show_default="20")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of starts and noise.")] = 0,
@@ -24,7 +29,7 @@ def attack(
     device: o.Device = None,
     again: Annotated[bool, typer.Option("--again", help="Replace rows of other steps, starts or examples.")] = False,
 ) -> None:
-    """Accuracy under attack, on test images 0, k, 2k, ...: an upper bound on robustness, where certificates are a lower one.
+    """Accuracy under attack, on evenly spread test images: an upper bound on robustness, where certificates are a lower one.
 
     Example:  dpcert attack runs/mnist-dp-gaussian --attack pgd-l2 --smoothed
     """

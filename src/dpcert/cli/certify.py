@@ -36,9 +36,9 @@ def certify(
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
     device: o.Device = None,
 ) -> None:
-    """Certify test images 0, k, 2k, ...; more --examples extend what is there, fewer change nothing.
+    """Certify evenly spread test images; more --examples extend what is there, fewer change nothing.
 
-    An interrupted call goes on.
+    An interrupted call resumes.
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """

@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Data sets: list, fetch, verify.", no_args_is_help=True)
+from ._options import show_help_without_command
+
+app = typer.Typer(help="Data sets: list, fetch, verify.")
+app.callback(invoke_without_command=True)(show_help_without_command)
 Name = Annotated[str | None, typer.Argument(help="A data set.", show_default="all")]
 
 

@@ -1,8 +1,10 @@
 """``dpcert presets``."""
 
+import typer
+
 
 def presets() -> None:
-    """The presets, with the settings in which they differ; sigma is 0.5 unless --sigma says otherwise.
+    """The presets by data set and method; sigma is 0.5 unless --sigma says otherwise (the paper: 0.25, 0.5, 1.0).
 
     Example:  dpcert run mnist/dp-gaussian --sigma 0.25
     """
@@ -10,19 +12,19 @@ def presets() -> None:
     from ..experiment.run import resolve
     from ._show import print_table
 
+    configs = {name: resolve(name, {}) for name in p.names()}
     rows = []
-    for name in p.names():
-        c = resolve(name, {})
-        budget = f"({c.privacy.epsilon:g}, {c.privacy.delta:g})" if c.build_method().clip_rule.name != "none" else "not private"
-        rows.append(
-            (
-                name,
-                budget,
-                f"{c.train.optimizer} {c.train.learning_rate:g}",
-                str(c.train.batch_size),
-                f"{c.train.epochs:g}",
-                str(c.build_method().views.copies),
-                "0.25, 0.5, 1.0",
-            )
-        )
-    print_table(("preset", "epsilon, delta", "optimiser", "batch", "epochs", "K", "sigmas of the paper"), rows)
+    for method in dict.fromkeys(name.split("/")[1] for name in configs):
+        of_method = [config for name, config in configs.items() if name.split("/")[1] == method]
+        made = of_method[0].build_method()
+        epsilons = {"inf" if made.clip_rule.name == "none" else f"{config.privacy.epsilon:g}" for config in of_method}
+        settings = [configs.get(f"{dataset}/{method}") for dataset in p.DATASETS]
+        cells = [
+            "" if c is None else f"{c.train.optimizer} {c.train.learning_rate:g}/{c.train.batch_size}/{c.train.epochs:g}"
+            for c in settings
+        ]
+        rows.append((method, " or ".join(sorted(epsilons)), str(made.views.copies), *cells))
+    print_table(("method", "epsilon", "K", *p.DATASETS), rows)
+    deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
+    typer.echo("A preset is DATASET/METHOD: dpcert run fashion-mnist/psac")
+    typer.echo(f"Cells: optimizer, learning rate/batch size/epochs. K: copies. delta: {deltas}.")

@@ -31,6 +31,9 @@ def report(
         write_atomically(markdown, as_markdown(HEADINGS, summary(facts)).encode())
     if html is not None or figures is not None:
         write_report(_with_images(facts) if html is not None else facts, html, figures)
+    for name, path in (("table", markdown), ("figures", figures), ("report", html)):
+        if path is not None:
+            typer.echo(f"{name}: {path}")
 
 
 def _with_images(runs: "list[RunFacts]") -> "list[RunFacts]":

@@ -14,7 +14,7 @@ def reproduce(
     dataset: Annotated[
         list[str] | None, typer.Option(metavar="mnist|fashion-mnist", help="Repeatable.", show_default="both")
     ] = None,
-    examples: Annotated[int, typer.Option(help="Test images to certify.")] = 1000,
+    examples: Annotated[int, typer.Option(help="Test images to certify, measure and attack in each run.")] = 1000,
     results: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("results"),
     jobs: Annotated[int, typer.Option(help="Child processes at once.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is missing, do nothing, show what is there.")] = False,

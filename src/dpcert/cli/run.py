@@ -1,7 +1,5 @@
 """``dpcert run``."""
 
-import typer
-
 from . import _options as o
 
 
@@ -31,4 +29,3 @@ def run(
     train_and_tell(config, folder)
     certify_and_tell(folder, experiment.request_of(config), config.train.device)
     report([folder], html=folder / "report.html", figures=folder / "figures")
-    typer.echo(f"report: {folder / 'report.html'}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,12 @@ def train(
     delta: o.Delta = None,
     seed: o.Seed = None,
     out: o.Out = None,
-    examples: o.Examples = None,
+    examples: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|all", help="Recorded for dpcert run; training certifies nothing.", show_default="500, or all if fewer"
+        ),
+    ] = None,
     device: o.Device = None,
     set_: o.Set = None,
 ) -> None:
@@ -38,9 +43,12 @@ def train(
 def train_and_tell(config: Config, folder: Path) -> None:
     """Train with a progress bar and print the privacy statement."""
     from ..experiment import run as experiment
+    from ..store.runs import RunDirectory
+    from ..training.loop import is_finished
     from ._show import progress_bar
 
+    done_before = is_finished(RunDirectory(folder))
     with progress_bar("data", "bytes") as fetching, progress_bar("train", "steps") as training:
         run = experiment.train(config, folder, training, fetching)
     typer.echo(run.statement)
-    typer.echo(f"trained: {folder}")
+    typer.echo(f"already trained, nothing to do: {folder}" if done_before else f"trained: {folder}")

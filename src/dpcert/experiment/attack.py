@@ -21,12 +21,13 @@ from ..store.records import AttackRow
 from ..store.runs import RunDirectory
 from .certified import Certification, certification_at
 from .run import DEFAULT_EXAMPLES, Finished, images_sha256, load_data, load_run, read_config
-from .sidecar import hold_to
+from .sidecar import hold_to, recorded_facts
 
 FILE = "attacks.tsv"
 BASE, SMOOTHED = "base", "smoothed"
 HEADINGS = ("attack", "on", "strength", "accuracy", "95 % interval", "certified at this radius", "steps x starts", "images")
 Key = tuple[str, str, float | None, float]
+_CHOSEN = "floor(i * size / examples)"
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def run_attacks(
     *,
     again: bool = False,
 ) -> Attacked:
-    """Accuracy of test images 0, k, 2k, ... under attack, a row each in attacks.tsv; rows that are there are not done again.
+    """Accuracy of evenly spread test images under attack, a row each in attacks.tsv; rows that are there are not done again.
 
     Rows that were made with other steps, starts or images are refused, or with `again` replaced.
     """
@@ -153,9 +154,11 @@ def run_attacks(
     certified = certification_at(directory, sigma, run.model_sha256, data.x_test, data.y_test)
     with directory.locked():
         file = path / FILE
-        hold_to(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))
+        other = _of_other_images(file, len(data.x_test))
+        if not other or again:
+            hold_to(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))
         wanted = request.wanted
-        other = _other_settings(file, wanted, examples)
+        other |= _other_settings(file, wanted, examples)
         if other and not again:
             raise RunError(f"{file} holds {next(iter(other.values()))}; give the same again, or --again to replace such rows")
         if other:
@@ -167,10 +170,22 @@ def run_attacks(
 
 
 def _facts(run: Finished, request: AttackRequest, images: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"seed": request.seed, "model_sha256": run.model_sha256, "images_sha256": images}
+    facts: dict[str, Any] = {"seed": request.seed, "model_sha256": run.model_sha256, "images_sha256": images, "chosen": _CHOSEN}
     if request.smoothing is not None:
         facts |= {"draws": request.smoothing.draws, "votes": request.smoothing.votes}
     return facts
+
+
+def _of_other_images(file: Path, size: int) -> dict[Key, str]:
+    """Rows of a version that chose other images where their number does not divide the size, and how they are told apart."""
+    if (recorded_facts(file) or {"chosen": _CHOSEN}).get("chosen") == _CHOSEN:
+        return {}
+    rows = rows_so_far(AttackRow, file)
+    return {
+        key: f"rows of the first images, not of evenly spread ones ({row.examples} of {size})"
+        for key, row in rows.items()
+        if size % row.examples
+    }
 
 
 def _other_settings(file: Path, wanted: dict[Key, tuple[Attack, float]], examples: int) -> dict[Key, str]:

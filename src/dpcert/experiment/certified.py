@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..certification.metrics import is_about
 from ..errors import RunError
 from ..store import metrics as store
 from ..store.durable import sha256_hex
@@ -65,8 +66,7 @@ def certification_of(files: PublicFiles, entry: dict[str, Any], model_sha256: st
         raise RunError(f"{file} was made for another model (its SHA-256 differs); {again}")
     if facts.get("images_sha256") != images_sha256(x, y):
         raise RunError(f"{file} was made for other images (their SHA-256 differs); restore the data set, or {again}")
-    chosen = range(0, entry["stride"] * entry["examples"], entry["stride"])
-    rows = {row.idx: row for row in open_rows(CertificateRow, files, file.name) if row.idx in chosen}
+    rows = {row.idx: row for row in open_rows(CertificateRow, files, file.name) if is_about(entry, row.idx)}
     if len(rows) != entry["examples"] or max(rows) >= len(x):
         raise RunError(f"{file} holds {len(rows)} rows, metrics.json speaks of {entry['examples']}; run dpcert certify again")
     return Certification(file.name, float(entry["sigma"]), rows, sha256_hex(files.bytes_of(sidecar.name)))

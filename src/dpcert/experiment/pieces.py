@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..attacks.kinds import STRENGTHS
+from ..certification.metrics import is_about
 from ..errors import ConfigError, LedgerError, RunError
 from ..privacy.ledger import Ledger
 from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
@@ -16,6 +17,7 @@ from .grid import TEST_IMAGES, Cell, Need
 from .run import read_config
 
 CERTIFICATION_SEED = 0
+DEFAULT_RESULTS = Path("results")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def check_examples(examples: int) -> int:
 
 
 def check_results(results: Path) -> Path:
-    """The folder of run directories; it need not exist yet."""
+    """The folder of run directories; only the default one need not exist yet: a slip of the fingers is not a new folder."""
+    if not results.exists() and results != DEFAULT_RESULTS:
+        raise RunError(f"--results {results} does not exist; give the folder of the runs, or make a new one with mkdir first")
     if results.exists() and not results.is_dir():
         raise RunError(f"--results {results} is a file, must be a folder of run directories; choose another")
     return results
@@ -143,8 +147,7 @@ def _count_samples(directory: RunDirectory | None, certified: list[dict[str, Any
     if path is None or not path.exists():
         return 0
     found = {row.idx for row in read_rows(SampleRow, path, allow_torn_end=True)}
-    subsets = [range(0, entry["stride"] * entry["examples"], entry["stride"]) for entry in certified]
-    return max((len(found.intersection(subset)) for subset in subsets), default=0)
+    return max((sum(is_about(entry, index) for index in found) for entry in certified), default=0)
 
 
 def _attack_rows(directory: RunDirectory | None, attack: str) -> list[AttackRow]:

@@ -12,7 +12,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..certification.bounds import confidence_interval
-from ..certification.metrics import average_certified_radius, certified_accuracy, even_subset, radii_to_show
+from ..certification.metrics import (
+    average_certified_radius,
+    certified_accuracy,
+    classes_are_mixed_alike,
+    even_subset,
+    is_about,
+    largest_radius,
+    radii_to_show,
+)
 from ..certification.sweep import Request, certify_to_file, check_radius, decide_to_file, require_subset
 from ..data.dataset import Dataset, read_npz
 from ..data.registry import load_dataset
@@ -173,7 +181,7 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     config = read_config(path)
     ledger = Ledger.load(directory.ledger)
     if not ledger.is_closed:
-        raise LedgerError(f"{path} is not finished; go on with: dpcert train --out {path}")
+        raise LedgerError(f"{path} is not finished; go on with: {directory.command_to_go_on}")
     weights, facts = read_model(directory.model)
     require_made_with(directory, facts, ledger, sha256_hex(read_file(directory.config)))
     if config.model.name not in MODELS:
@@ -258,15 +266,16 @@ def certify(
     task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
+        _refuse_rows_of_others(CertificateRow, file, task)
         entries = read_metrics(task.run.directory.metrics)["certification"]
         published = next((entry for entry in entries if entry["file"] == file.name), None)
         kept = None if published is None else kept_indices(published, file, task.examples)
         least = task.examples if published is None else max(task.examples, published["examples"])
         indices = kept or indices_to_certify(CertificateRow, file, len(task.x), task.examples, least)
-        began = time.perf_counter()
+        held, began = read_file(file) if file.exists() else b"", time.perf_counter()
         rows = certify_to_file(task.run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
-        entry = published if kept and published is not None else _figures(rows, request, file, len(task.x))
-        _add_to_metrics(task, entry, time.perf_counter() - began)
+        entry = published if kept and published is not None else _figures(rows, task, indices, file)
+        _add_to_metrics(task, entry, None if read_file(file) == held else time.perf_counter() - began)
     return entry
 
 
@@ -284,6 +293,7 @@ def decide(
     request = task.request
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "robust", radius)
+        _refuse_rows_of_others(RobustRow, file, task)
         indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
         rows = decide_to_file(task.run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
     low, high = confidence_interval(sum(row.robust == 1 and row.correct == 1 for row in rows), len(rows))
@@ -305,8 +315,7 @@ def kept_indices(published: dict[str, Any], file: Path, asked: int) -> list[int]
 
     All their rows must be in `file`.
     """
-    about = range(0, published["stride"] * published["examples"], published["stride"])
-    held = [index for index in sorted(rows_so_far(CertificateRow, file)) if index in about]
+    held = [index for index in sorted(rows_so_far(CertificateRow, file)) if is_about(published, index)]
     return held if asked < published["examples"] == len(held) else None
 
 
@@ -348,6 +357,17 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     return sidecar.with_suffix(".tsv"), key
 
 
+def _refuse_rows_of_others(kind: type[AnyExampleRow], file: Path, task: _Task) -> None:
+    """Certificates that share alpha hold together because there are as many as share it: none may be added."""
+    if task.request.how.together is not None and not rows_so_far(kind, file).keys() <= set(
+        even_subset(len(task.x), task.examples)
+    ):
+        beside = file.with_suffix(".json").name
+        raise RunError(
+            f"{file} holds rows of other images, chosen by an earlier version; delete it and {beside} to certify again"
+        )
+
+
 def images_sha256(x: Tensor, y: Tensor) -> str:
     """Which images rows are about."""
     return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())
@@ -380,18 +400,19 @@ def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> byt
     return key
 
 
-def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, size: int) -> dict[str, Any]:
+def _figures(rows: list[CertificateRow], task: _Task, indices: list[int], file: Path) -> dict[str, Any]:
+    how, size = task.request.how, len(task.x)
     radius = np.array([row.radius for row in rows])
     correct = np.array([bool(row.correct) for row in rows])
-    acr = average_certified_radius(radius, correct)
-    at = {r: certified_accuracy(radius, correct, r) for r in radii_to_show(request.how.sigma)}
-    stride = size // len(rows)
+    acr = average_certified_radius(radius, correct, largest_radius(how.n, how.alpha_each, how.sigma))
+    at = {r: certified_accuracy(radius, correct, r) for r in radii_to_show(how.sigma)}
     return {
-        **request.how.facts,
+        **how.facts,
         "examples": len(rows),
-        "subset": f"indices 0, {stride}, {2 * stride}, ... of the {size} {request.split} images",
-        "split": request.split,
-        "stride": stride,
+        "subset": _subset_in_words(task, indices),
+        "split": task.request.split,
+        "size": size,
+        **({} if size % len(rows) else {"stride": size // len(rows)}),
         "acr": acr.value,
         "acr_interval": [acr.low, acr.high if math.isfinite(acr.high) else None],
         "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
@@ -401,7 +422,18 @@ def _figures(rows: list[CertificateRow], request: CertifyRequest, file: Path, si
     }
 
 
-def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float) -> None:
+def _subset_in_words(task: _Task, indices: list[int]) -> str:
+    size, examples = len(task.x), len(indices)
+    stride = size // examples
+    which = f"floor(i * {size} / {examples})" if size % examples else f"0, {stride}, {2 * stride}, ..."
+    words = f"indices {which} of the {size} {task.request.split} images"
+    if classes_are_mixed_alike(task.y[indices].numpy(), task.y.numpy()):
+        return words
+    return f"{words}, whose classes are not mixed as in the whole set: the figures and intervals are about these images only"
+
+
+def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float | None) -> None:
+    """Put the figures into metrics.json; `seconds` is what making rows took, None where they were all there."""
     path = task.run.directory.metrics
     before = read_metrics(path)
     metrics = {**before, "timing": dict(before["timing"])}
@@ -409,9 +441,8 @@ def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float) -> None:
         metrics["clean_accuracy"] = accuracy(task.run.model, task.data.x_test, task.data.y_test)
     metrics["privacy"] = task.run.statement.as_metrics()
     others = [other for other in metrics["certification"] if other.get("file") != entry["file"]]
-    unchanged = entry in metrics["certification"]
     metrics["certification"] = sorted([*others, entry], key=lambda e: (e["sigma"], e["n"], e["alpha"], e["file"]))
-    if not unchanged:
+    if seconds is not None:
         metrics["timing"]["certify_seconds"] = round(seconds, 1)
     if metrics != before:
         write_checked_json(path, metrics)

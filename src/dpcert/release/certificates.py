@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..certification.bounds import certified_radius, confidence_interval, lower_confidence_bound
-from ..certification.metrics import Estimate, average_certified_radius, certified_accuracy
+from ..certification.metrics import Estimate, average_certified_radius, certified_accuracy, is_about, largest_radius
 from ..certification.smooth import ABSTAIN
 from ..certification.sweep import PER_INPUT, SIMULTANEOUS, Request
 from ..errors import VerifyError
@@ -134,13 +134,13 @@ def _rounded_down(stated: float, value: float, unit: float) -> bool:
 
 def figures_follow(files: PublicFiles, entry: dict[str, Any]) -> str:
     """ACR, certified accuracy, their intervals and the abstentions, made anew from the rows."""
-    stride, examples = entry["stride"], entry["examples"]
-    by_index = {row.idx: row for row in open_rows(CertificateRow, files, entry["file"])}
-    rows = [by_index[stride * number] for number in range(examples) if stride * number in by_index]
-    if len(rows) != examples or examples < 1:
-        raise VerifyError(f"it holds {len(rows)} of the {examples} rows metrics.json speaks of")
+    rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if is_about(entry, row.idx)]
+    if len(rows) != entry["examples"] or not rows:
+        raise VerifyError(f"it holds {len(rows)} of the {entry['examples']} rows metrics.json speaks of")
     radius, correct = np.array([row.radius for row in rows]), np.array([bool(row.correct) for row in rows])
-    _same("acr", entry["acr"], entry["acr_interval"], average_certified_radius(radius, correct))
+    # The entries that name no size are of a version whose interval was the normal one alone.
+    largest = largest_radius(entry["n"], _alpha_each(entry), entry["sigma"]) if "size" in entry else None
+    _same("acr", entry["acr"], entry["acr_interval"], average_certified_radius(radius, correct, largest))
     for at, stated in entry["certified_accuracy"].items():
         interval = entry["certified_accuracy_interval"][at]
         _same(f"certified accuracy at {at}", stated, interval, certified_accuracy(radius, correct, float(at)))

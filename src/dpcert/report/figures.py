@@ -313,7 +313,7 @@ def _spoken_attacks(lines: list[tuple[Stroke, list[AttackRow]]]) -> str:
 
 
 def _values(run: RunFacts, metric: str) -> np.ndarray:
-    return np.array([getattr(row, metric) for row in run.samples])
+    return np.array([getattr(row, metric) for row in run.analysed or run.samples])
 
 
 def _percent(axes: Any, label: str) -> None:

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..certification.metrics import largest_radius
 from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
 from ..store.records import METRICS, CertificateRow
@@ -158,7 +159,8 @@ def _gain(run: RunFacts, first: RunFacts) -> Gain | None:
     if ours is None or theirs is None or run.metrics["dataset"] != first.metrics["dataset"]:
         return None
     alike = [(c.figures["n"], c.figures.get("alpha_each", c.figures["alpha"])) for c in (ours, theirs)]
-    return gain(ours.rows, theirs.rows) if alike[0] == alike[1] else None
+    largest = largest_radius(*alike[0], max(c.figures["sigma"] for c in (ours, theirs)))
+    return gain(ours.rows, theirs.rows, largest) if alike[0] == alike[1] else None
 
 
 def _class_radii(main: Certified) -> list[float]:

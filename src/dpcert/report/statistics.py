@@ -52,14 +52,14 @@ class Gain:
     images: int
 
 
-def gain(rows: Sequence[CertificateRow], others: Sequence[CertificateRow]) -> Gain | None:
+def gain(rows: Sequence[CertificateRow], others: Sequence[CertificateRow], largest: float | None = None) -> Gain | None:
     """Image by image; None where too few are shared or an image has another label there: it is then another image."""
     known = {row.idx: row for row in others}
     pairs = [(row, known[row.idx]) for row in rows if row.idx in known]
     if len(pairs) < 2 or any(row.label != other.label for row, other in pairs):
         return None
     ours, theirs = (_radius_of_true_label(side) for side in zip(*pairs, strict=True))
-    return Gain(average_gain(ours, theirs), len(pairs))
+    return Gain(average_gain(ours, theirs, largest), len(pairs))
 
 
 def _radius_of_true_label(rows: Sequence[CertificateRow | SampleRow]) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..certification.metrics import is_about
 from ..errors import RunError
 from ..published import BUDGET, TABLE_1_COPIES, VARIANTS
 from ..rounding import ceil_text
@@ -189,11 +190,10 @@ def _digests(files: PublicFiles) -> dict[str, str]:
 
 def _rows(files: PublicFiles, entry: dict[str, Any]) -> list[CertificateRow]:
     open_settings(files, entry)
-    stride, examples = entry["stride"], entry["examples"]
-    rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if row.idx in range(0, stride * examples, stride)]
-    if len(rows) < examples:
+    rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if is_about(entry, row.idx)]
+    if len(rows) < entry["examples"]:
         raise RunError(
-            f"{files.place_of(entry['file'])} holds {len(rows)} rows, metrics.json speaks of {examples}; "
+            f"{files.place_of(entry['file'])} holds {len(rows)} rows, metrics.json speaks of {entry['examples']}; "
             "run dpcert certify again"
         )
     return rows

@@ -35,15 +35,15 @@ def grow(
     _write_sorted(kind, path, done, order)  # drops a half-written last line
     todo = [key for key in wanted if key not in done]
     if todo:
-        total = 0.0 if mean_of is None else sum(mean_of[1](row) for row in done.values())
         before = len(wanted) - len(todo)
+        total = 0.0 if mean_of is None else sum(mean_of[1](done[key]) for key in set(wanted) & done.keys())
         with contextlib.closing(_appended(kind, path, make(todo))) as rows:
             for position, row in enumerate(rows, start=1):
                 done[row.key] = row
                 facts = {}
                 if mean_of is not None:
                     total += mean_of[1](row)
-                    facts = {mean_of[0]: f"{total / len(done):.4g}"}
+                    facts = {mean_of[0]: f"{total / (before + position):.4g}"}
                 progress(before + position, len(wanted), **facts)
         _write_sorted(kind, path, done, order)
     return [done[key] for key in wanted]

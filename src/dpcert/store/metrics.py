@@ -39,7 +39,7 @@ def parse_metrics(data: bytes, path: str) -> dict[str, Any]:
     if wrong is None:
         wrong = _first_wrong(metrics["privacy"], _PRIVATE if metrics["privacy"].get("private") else _NOT_PRIVATE, "privacy.")
     for place, entry in enumerate([] if wrong else metrics["certification"]):
-        wrong = wrong or _first_wrong(entry, _CERTIFICATION, f"certification[{place}].")
+        wrong = wrong or _first_wrong(entry, _certification_checks(entry), f"certification[{place}].")
     if wrong is not None:
         raise RunError(f"{path} has no usable {wrong!r}; it is damaged or from another version")
     return metrics
@@ -149,6 +149,12 @@ def _plain_name(value: Any) -> bool:
     return isinstance(value, str) and Path(value).name == value and "\0" not in value
 
 
+def _certification_checks(entry: Any) -> dict[str, Check]:
+    """An entry says which images it is about by the size of the test set; older ones by a stride."""
+    named_by = "stride" if isinstance(entry, dict) and "size" not in entry else "size"
+    return {**_CERTIFICATION, named_by: _positive}
+
+
 _METRICS: dict[str, Check] = {
     "dataset": _text,
     "method": _text,
@@ -179,7 +185,6 @@ _CERTIFICATION: dict[str, Check] = {
     "n": _count,
     "alpha": _number,
     "examples": _positive,
-    "stride": _positive,
     "subset": _text,
     "split": _text,
     "acr": _number,

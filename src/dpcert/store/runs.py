@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import os
+import shlex
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,16 @@ def _entries(folder: Path) -> "list[os.DirEntry[str]]":
             return sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return []
+
+
+def _not_a_folder(path: Path) -> str:
+    if not zipfile.is_zipfile(path):
+        return f"{path} is a file, must be a run directory; give the folder that dpcert train or dpcert run made"
+    check = shlex.join(["dpcert", "verify", str(path)])
+    return (
+        f"{path} is a bundle (dpcert export), must be a run directory; give the run it was exported from. "
+        f"The bundle holds its own report.html, and this checks it: {check}"
+    )
 
 
 class RunDirectory:
@@ -68,13 +80,21 @@ class RunDirectory:
         """Raise unless this is a run directory that holds `files`."""
         self.refuse_links()
         own = (self.config, self.model, self.ledger, self.metrics)
+        if self.path.is_file():
+            raise RunError(_not_a_folder(self.path))
         if not any(file.is_file() for file in own):
             raise RunError(
                 f"{self.path} is not a run directory (no config.toml); make one with: dpcert train --out {self.path}"
             )
         for file in files:
             if not file.is_file():
-                raise RunError(f"{self.path} has no {file.name}; finish its training with: dpcert train --out {self.path}")
+                raise RunError(f"{self.path} has no {file.name}; finish its training with: {self.command_to_go_on}")
+
+    @property
+    def command_to_go_on(self) -> str:
+        """What to type to finish the training: the run's own config is its request, whatever options it was started with."""
+        source = [str(self.config)] if self.config.is_file() else []
+        return shlex.join(["dpcert", "train", *source, "--out", str(self.path)])
 
     def store_key(self, key: bytes) -> None:
         """Keep the run key, readable by its owner only."""

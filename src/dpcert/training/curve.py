@@ -19,7 +19,7 @@ from ..privacy.statement import Statement
 from ..store.records import CurveRow, header, text_of
 
 _MOST_POINTS = 50
-_COARSER = 10.0  # buckets for the points before the last: still an upper bound, 7 times as fast
+COARSER = 10.0  # buckets for the points before the last: still an upper bound, 7 times as fast
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:
 
 def spent(step: int, statement: Statement) -> float:
     """An upper bound on epsilon of the first `step` steps, some 0.1 % above `epsilon_after` but for the last."""
-    return min(epsilon_after(step, statement, _COARSER), statement.epsilon)
+    return min(epsilon_after(step, statement, COARSER), statement.epsilon)
 
 
 def epsilon_after(step: int, statement: Statement, coarser: float = 1.0) -> float:

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import time
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,16 +20,18 @@ from ..gradients.engine import Clip, Engine, trainable
 from ..interrupts import Interrupted, stop_requests
 from ..methods import Method
 from ..models.check import check_model
+from ..privacy.accounting import GaussianSteps, compose
 from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
 from ..privacy.mechanism import RECORDED_LATER, STEPS_PER_BLOCK, Mechanism, Plan, make_plan, opening_facts
 from ..privacy.statement import Statement, installed_versions, recorded_versions, state
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
+from ..rounding import ceil_text
 from ..store.durable import canonical_json, write_atomically
 from ..store.metrics import FORMAT
 from ..store.runs import RunDirectory
 from ..workers import worker_count
-from .curve import Point, watcher
+from .curve import COARSER, Point, watcher
 from .curve import file_of as curve_file
 from .provenance import initial_facts, remember, tensor_digests
 from .state import (
@@ -45,7 +47,7 @@ from .state import (
 from .step import Problem, StopAskedError, check_views, private_step, small_parts_change_no_bit
 
 OPTIMIZERS = ("sgd", "adam")
-_SECONDS_BETWEEN_EPSILONS = 20.0
+_MOST_EPSILONS = 64  # how often epsilon is computed for the eyes: each takes a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class _Keeper:
 
 def _steps(problem: Problem, first: int, progress: Progress, keeper: _Keeper | None = None) -> None:
     mechanism, total = problem.mechanism, problem.mechanism.plan.steps
-    spent = _SpentSoFar(mechanism.ledger)
+    spent = None if progress is silent else _SpentSoFar(mechanism)
     with stop_requests() as asked_to_stop:
         problem = replace(problem, stop_asked=lambda: bool(asked_to_stop))
         for step in range(first, total):
@@ -270,7 +272,7 @@ def _steps(problem: Problem, first: int, progress: Progress, keeper: _Keeper | N
                 done = step + 1
                 if keeper is not None:
                     keeper.look(done, gradient)
-                progress(done, total, epsilon=spent.text(step))
+                progress(done, total, **({} if spent is None else {"epsilon": spent.text()}))
             stop = bool(asked_to_stop)
             if keeper is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
                 keeper.save(problem, done)
@@ -281,17 +283,34 @@ def _steps(problem: Problem, first: int, progress: Progress, keeper: _Keeper | N
 
 
 class _SpentSoFar:
-    """Epsilon of what the ledger has charged, recomputed now and then: for the eyes only."""
+    """Epsilon of the steps that are charged, rounded up, for whoever watches: never less than the ledger says.
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self._text, self._due, self._head = ledger, "", 0.0, ""
+    In a long run it is of a few blocks more than are charged, so that it is not computed for every block.
+    """
 
-    def text(self, step: int) -> str:
-        if self._head != self._ledger.head and time.monotonic() >= self._due:
-            statement = state(self._ledger)
-            self._text = f"{statement.epsilon:.2f}" if statement.private else "inf"
-            self._head, self._due = self._ledger.head, time.monotonic() + _SECONDS_BETWEEN_EPSILONS
+    def __init__(self, mechanism: Mechanism) -> None:
+        self._plan, self._ledger, self._through, self._text = mechanism.plan, mechanism.ledger, 0, ""
+        self._private: bool | None = None
+        blocks = math.ceil(self._plan.steps / STEPS_PER_BLOCK)
+        self._stretch = STEPS_PER_BLOCK * math.ceil(blocks / _MOST_EPSILONS)
+
+    def text(self) -> str:
+        charged = self._ledger.steps_authorised
+        if charged > self._through:
+            self._through = min(self._plan.steps, self._stretch * math.ceil(charged / self._stretch))
+            self._text = self._epsilon_text(self._through)
         return self._text
+
+    def _epsilon_text(self, steps: int) -> str:
+        plan = self._plan
+        if self._private is None:  # asked once: it follows from the ledger's first line
+            self._private = plan.target_epsilon is not None and state(self._ledger).private
+        if plan.target_epsilon is None or not self._private:
+            return "inf"
+        earlier = self._ledger.earlier
+        events = [*earlier, GaussianSteps(plan.noise_multiplier, plan.sampling_probability, steps)]
+        epsilon = compose(events, plan.delta, 1.0 if steps == plan.steps else COARSER)
+        return ceil_text(epsilon if earlier else min(epsilon, plan.target_epsilon), 2)  # the noise keeps all steps within it
 
 
 def _new_key(settings: Settings) -> bytes:

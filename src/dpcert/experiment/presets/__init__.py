@@ -21,7 +21,7 @@ def names() -> list[str]:
 def tables(name: str, sigma: float | None = None) -> dict[str, Any]:
     """The tables of one preset, only what differs from the defaults; some settings depend on `sigma` (0.5 without one)."""
     if name not in names():
-        hint = meant(name, names())
+        hint = f"did you mean {name}/dp-gaussian? " if name in DATASETS else meant(name, names())
         raise ConfigError(f"preset {shown(name)} is unknown; {hint}dpcert presets lists them (a config file must end in .toml)")
     dataset, method = name.split("/")
     content = tomllib.loads(resources.files(__package__).joinpath(f"{dataset}.toml").read_text(encoding="utf-8"))
