@@ -68,19 +68,20 @@ def fake_run(
     samples: Callable[[int], tuple[float, float, float]] | None = None,
     fgsm: Sequence[float] | None = None,
     seconds: float = 100.0,
+    epsilon: float = 3.0,
 ) -> Path:
     """A finished run: `radii` by sigma, `samples` gives (gradient, Hessian, Lipschitz) of the k-th image."""
     folder = results / cell.name
     folder.mkdir(parents=True)
     config = cell.config().to_toml().encode()
     (folder / "config.toml").write_bytes(config)
-    model = _model_and_ledger(folder, sha256_hex(config), weights=weights)
+    model = _model_and_ledger(folder, sha256_hex(config), epsilon, weights=weights)
     for sigma, radius in radii.items():
         rows = folder / f"certificates-sigma{sigma:.2f}.tsv"
         _write_rows(rows, CertificateRow, certificate_rows(radius))
         settings = {name: value for name, value in entry(sigma, radius).items() if name in SETTINGS}
         write_checked_json(rows.with_suffix(".json"), {**settings, "model_sha256": model})
-    private = {"private": True, "reason": None, "epsilon": 3.0, "accountant": "pld", "steps": 10, **PLAN}
+    private = {"private": True, "reason": None, "epsilon": epsilon, "accountant": "pld", "steps": 10, **PLAN}
     metrics = {
         "dataset": cell.dataset,
         "method": cell.method,
@@ -110,13 +111,13 @@ def fake_run(
     return folder
 
 
-def _model_and_ledger(folder: Path, config_sha256: str, *, weights: bool) -> str:
+def _model_and_ledger(folder: Path, config_sha256: str, epsilon: float, *, weights: bool) -> str:
     """A ledger and the model it was kept for; returns the model's SHA-256, also where the weights are not stored."""
     ledger = Ledger(folder / "ledger.jsonl")
     ledger.open(PLAN)
     ledger.authorise(0, 10, PLAN["noise_multiplier"], PLAN["sampling_probability"])
     ledger.close()
-    facts = {"config_sha256": config_sha256, "ledger_head": ledger.head, "epsilon": "3.0", "delta": repr(PLAN["delta"])}
+    facts = {"config_sha256": config_sha256, "ledger_head": ledger.head, "epsilon": repr(epsilon), "delta": repr(PLAN["delta"])}
     data = model_bytes(torch.nn.Linear(1, 1, bias=False), facts)
     if weights:
         (folder / "model.safetensors").write_bytes(data)
