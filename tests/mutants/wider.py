@@ -26,9 +26,13 @@ INPUT_GRADIENTS = "tests/test_input_gradients.py"
 LOOP = "tests/training/test_loop.py"
 LOSSES = "tests/test_losses.py"
 METHODS = "tests/test_methods.py"
+MIXING = "tests/contracts/test_mixing.py"
 OWN_RUN = "tests/experiment/test_analyze_and_attack.py"
 PAGE = "tests/report/test_page.py"
+PARTS = "tests/training/test_parts.py"
 PIECES = "tests/experiment/test_pieces.py"
+PRETRAIN = "tests/pretraining/test_pretrain.py"
+PROVENANCE = "tests/training/test_provenance.py"
 READERS = "tests/data/test_readers.py"
 REGISTRY = "tests/models/test_registry.py"
 REPRODUCTION = "tests/report/test_reproduction.py"
@@ -124,7 +128,7 @@ WIDER = [
     ),
     Mutant(
         "store/durable.py",
-        "_write_whole(descriptor, bytes(size))",
+        "_write_whole(descriptor, bytes(os.fstat(descriptor).st_size))",
         "pass",
         (f"{SECRETS}::test_a_key_is_overwritten_before_its_name_goes",),
         "the key's bytes stay on the disk",
@@ -195,8 +199,8 @@ WIDER = [
         "hours of rows are not on the disk before the last one",
     ),
     Mutant(
-        "store/runs.py",
-        "self.private.chmod(0o700)",
+        "store/durable.py",
+        "os.fchmod(descriptor, 0o700)",
         "pass",
         (f"{SECRETS}::test_key_files_are_for_their_owner_only",),
         "a private folder that was there already stays readable",
@@ -433,9 +437,9 @@ WIDER = [
         "figures of held-out records leave the house",
     ),
     Mutant(
-        "release/files.py",
-        'key_is_here=(path / "private" / "key").exists())',
-        "key_is_here=False)",
+        "store/public.py",
+        "key_is_here=directory.key.exists()",
+        "key_is_here=False",
         (f"{VERIFY}::test_a_forgery_fails_the_check_that_names_it[the key lies beside the run]",),
         "verify does not see a run key that lies there",
     ),
@@ -523,5 +527,105 @@ WIDER = [
         "(vertical, vertical + -width % s, horizontal, horizontal + -height % s)",
         (f"{INPUT_GRADIENTS}::test_strided_convolutions_over_phases",),
         "padding of the two axes is exchanged",
+    ),
+    # isolation, part sizes, warm starts
+    Mutant(
+        "isolation.py",
+        "return dimensions - (last - layer.start_dim) if 1 <= layer.start_dim <= last else None",
+        "return dimensions - (last - layer.start_dim) if 0 <= layer.start_dim <= last else None",
+        (f"{MIXING}::test_what_is_not_known_is_not_proved",),
+        "a chain that flattens the batch axis counts as proved",
+    ),
+    Mutant(
+        "isolation.py",
+        """return "forward" in layer.__dict__ or bool(layer._forward_hooks) or bool(layer._forward_pre_hooks)""",
+        """return bool(layer._forward_pre_hooks)""",
+        (f"{MIXING}::test_what_is_not_known_is_not_proved",),
+        "a replaced forward or a hook does not undo the proof",
+    ),
+    Mutant(
+        "isolation.py",
+        "bias in (None, (layer.out_features,))",
+        "True",
+        (f"{MIXING}::test_what_is_not_known_is_not_proved",),
+        "a bias for each position of the batch counts as proved",
+    ),
+    Mutant(
+        "gradients/layerwise.py",
+        "whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule",
+        "whole_batch = not skeleton.without_rule",
+        (f"{MIXING}::test_past_the_check_one_record_still_moves_the_sum_by_at_most_c",),
+        "a forward of the user's own runs on the whole batch",
+    ),
+    Mutant(
+        "views/smoothadv.py",
+        "uphill if keeps_rows_apart(model, tuple(x.shape[1:])) else uphill_of_each",
+        "uphill",
+        (f"{MIXING}::test_past_the_check_one_record_still_moves_the_sum_by_at_most_c",),
+        "the attack runs a forward of the user's own on the whole batch",
+    ),
+    Mutant(
+        "certification/bank.py",
+        "self._rows_together = keeps_rows_apart(model, input_shape)",
+        "self._rows_together = True",
+        (f"{MIXING}::test_votes_of_a_mixing_model_are_those_of_each_noisy_input_alone",),
+        "votes from a bank run a forward of the user's own on many noisy inputs",
+    ),
+    Mutant(
+        "gradients/engine.py",
+        "factors[self.count :] = 0.0",
+        "pass",
+        (f"{STEP}::test_several_steps_by_hand",),
+        "the padding of a part counts as examples",
+    ),
+    Mutant(
+        "training/step.py",
+        "parts.append(Part(start, min(start + size, total), size))",
+        "parts.append(Part(start, min(start + size, total), min(size, total - start)))",
+        (f"{PARTS}::test_every_part_has_one_of_two_sizes_whatever_the_batch",),
+        "the last part is as large as there are records left",
+    ),
+    Mutant(
+        "training/provenance.py",
+        "if any(seen.releases is None for seen in again):",
+        "if all(seen.releases is None for seen in history):",
+        (f"{PROVENANCE}::test_an_earlier_training_that_was_not_private_is_never_outweighed",),
+        "a private training hides one without privacy",
+    ),
+    Mutant(
+        "training/provenance.py",
+        "history = (*_history(model), Seen(record_hashes(images), own))",
+        "history = (Seen(record_hashes(images), own),)",
+        (f"{PROVENANCE}::test_the_same_cell_run_twice_is_charged_twice",),
+        "a third training forgets the first",
+    ),
+    Mutant(
+        "privacy/ledger.py",
+        "yield from self.earlier",
+        "yield from ()",
+        (f"{PROVENANCE}::test_the_same_cell_run_twice_is_charged_twice",),
+        "the accountant does not see what the initial weights had released",
+    ),
+    # pretraining
+    Mutant(
+        "pretraining/images.py",
+        "return np.where(kind < CLEAN_SHARE, 0.0, drawn).astype(np.float32)",
+        "return drawn.astype(np.float32)",
+        (f"{PRETRAIN}::test_the_noise_law_is_the_one_on_the_card",),
+        "no image is clean",
+    ),
+    Mutant(
+        "pretraining/images.py",
+        "keep = np.array([digest not in listed for digest in found])",
+        "keep = np.array([True for digest in found])",
+        (f"{PRETRAIN}::test_near_duplicates_of_cifar10_are_left_out",),
+        "near-duplicates of the private set are trained on",
+    ),
+    Mutant(
+        "pretraining/train.py",
+        "model.head.bias.copy_(model.head.bias.double() + weight @ mean)",
+        "pass",
+        (f"{PRETRAIN}::test_standardizing_leaves_the_public_head_as_it_was",),
+        "the public head is not adapted to the standardized features",
     ),
 ]

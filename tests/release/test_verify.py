@@ -224,6 +224,10 @@ FORGERIES = {
     "a smaller batch than the plan's q": (lambda run: new_chain(run, lambda e: e.update(batch_size=9)), "ledger against its plan"),
     "another divisor than the batch size": (lambda run: new_chain(run, lambda e: e.update(divisor=9)), "ledger against its plan"),
     "another delta": (lambda run: new_chain(run, lambda e: e.update(delta=1e-3)), "ledger against config"),
+    "another number of records in the config": (
+        lambda run: (run / "config.toml").write_text((run / "config.toml").read_text().replace("[data]\n", "[data]\nsize = 1000\n")),
+        "ledger against config",
+    ),
     "held-out records that the config does not name": (
         lambda run: new_chain(run, lambda e: e.update(held_out=5)),
         "ledger against config",

@@ -104,6 +104,13 @@ def test_training_without_privacy_before_leaves_nothing_to_promise(method):
         assert run.statement.reason == "the initial weights were trained on these records without privacy"
 
 
+def test_an_earlier_training_that_was_not_private_is_never_outweighed():
+    model, data = fresh(), data_of(0)
+    train(model, data_of(1))  # private, on other records
+    train(model, data, "regular")
+    assert not train(model, data).statement.private
+
+
 def test_an_interrupted_training_counts_as_far_as_it_was_charged(monkeypatch):
     model, data = fresh(), data_of(0)
     calls = []

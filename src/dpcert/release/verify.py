@@ -191,6 +191,8 @@ def _config_and_plan(evidence: Evidence) -> str:
         "target_epsilon": config.privacy.epsilon if bounded else None,
         "noise_source": "seeded" if seeded else "secret",
     }
+    if config.data.size is not None:  # the public N, on which q and epsilon stand
+        wanted |= {"dataset_size": config.data.size - config.data.validation, "size_given": True}
     row = METHODS.get(config.method.name)
     clip = config.method.clip or (row.clip if row is not None else None)
     wanted |= {} if clip is None else {"clip_rule": clip}
