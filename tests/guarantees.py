@@ -30,7 +30,7 @@ PROMISES = {
     "D12": "honest printing: a finite epsilon only if clip, noise, Poisson, ledger and secret noise",
     "D13": "no side outputs: swapping one record changes only what depends on the released weights",
     "D14": "tuning is charged, or the statement says it was not",
-    "D15": "mutants of the critical files are killed by named tests",
+    "D15": "mutants over all of the sources are killed by named tests",
     "D21": "mixing models: refused, and past the check one record still moves the sum by at most C",
     "D22": "warm starts: weights that have seen the records never get a finite epsilon that ignores it",
     "C1": "coverage of certificates at alpha = 0.001",
