@@ -253,7 +253,7 @@ def certify(
     task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
-        _refuse_rows_of_others(CertificateRow, file, task)
+        _refuse_rows_of_others(CertificateRow, file, task.indices, request.how)
         held, began = file.read_bytes() if file.exists() else b"", time.perf_counter()
         rows = certify_to_file(task.run.model, task.x, task.y, task.indices, file, request.how, key=key, progress=progress)
         entry = _figures(rows, task, file)
@@ -275,7 +275,7 @@ def decide(
     request = task.request
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "robust", radius)
-        _refuse_rows_of_others(RobustRow, file, task)
+        _refuse_rows_of_others(RobustRow, file, task.indices, request.how)
         rows = decide_to_file(
             task.run.model, task.x, task.y, task.indices, file, request.how, radius, key=key, progress=progress
         )
@@ -319,9 +319,9 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     return sidecar.with_suffix(".tsv"), key
 
 
-def _refuse_rows_of_others(kind: type[AnyRow], file: Path, task: _Task) -> None:
+def _refuse_rows_of_others(kind: type[AnyRow], file: Path, indices: list[int], how: Request) -> None:
     """Certificates that share alpha hold together because there are as many as share it: none may be added."""
-    if task.request.how.together is not None and not rows_so_far(kind, file).keys() <= set(task.indices):
+    if how.together is not None and not rows_so_far(kind, file).keys() <= set(indices):
         beside = file.with_suffix(".json").name
         raise RunError(
             f"{file} holds rows of other images, chosen by an earlier version; delete it and {beside} to certify again"
@@ -369,7 +369,7 @@ def _figures(rows: list[CertificateRow], task: _Task, file: Path) -> dict[str, A
     return {
         **how.facts,
         "examples": len(rows),
-        "subset": _subset_in_words(task),
+        "subset": _subset_in_words([row.idx for row in rows], task.y, task.request.split),
         "split": task.request.split,
         "size": size,
         **({} if size % len(rows) else {"stride": size // len(rows)}),
@@ -382,12 +382,12 @@ def _figures(rows: list[CertificateRow], task: _Task, file: Path) -> dict[str, A
     }
 
 
-def _subset_in_words(task: _Task) -> str:
-    size, examples = len(task.x), len(task.indices)
+def _subset_in_words(indices: list[int], labels: Tensor, split: str) -> str:
+    size, examples = len(labels), len(indices)
     stride = size // examples
     which = f"floor(i * {size} / {examples})" if size % examples else f"0, {stride}, {2 * stride}, ..."
-    words = f"indices {which} of the {size} {task.request.split} images"
-    if classes_are_mixed_alike(task.y[task.indices].numpy(), task.y.numpy()):
+    words = f"indices {which} of the {size} {split} images"
+    if classes_are_mixed_alike(labels[indices].numpy(), labels.numpy()):
         return words
     return f"{words}, whose classes are not mixed as in the whole set: the figures and intervals are about these images only"
 
