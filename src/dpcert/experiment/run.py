@@ -266,7 +266,7 @@ def certify(
     task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "certificates")
-        _refuse_rows_of_others(CertificateRow, file, task)
+        _refuse_rows_of_others(CertificateRow, file, even_subset(len(task.x), task.examples), request.how)
         entries = read_metrics(task.run.directory.metrics)["certification"]
         published = next((entry for entry in entries if entry["file"] == file.name), None)
         kept = None if published is None else kept_indices(published, file, task.examples)
@@ -274,7 +274,7 @@ def certify(
         indices = kept or indices_to_certify(CertificateRow, file, len(task.x), task.examples, least)
         held, began = read_file(file) if file.exists() else b"", time.perf_counter()
         rows = certify_to_file(task.run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
-        entry = published if kept and published is not None else _figures(rows, task, indices, file)
+        entry = published if kept and published is not None else _figures(rows, task, file)
         _add_to_metrics(task, entry, None if read_file(file) == held else time.perf_counter() - began)
     return entry
 
@@ -293,7 +293,7 @@ def decide(
     request = task.request
     with task.run.directory.locked():
         file, key = _rows_file(task, request, "robust", radius)
-        _refuse_rows_of_others(RobustRow, file, task)
+        _refuse_rows_of_others(RobustRow, file, even_subset(len(task.x), task.examples), request.how)
         indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
         rows = decide_to_file(task.run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
     low, high = confidence_interval(sum(row.robust == 1 and row.correct == 1 for row in rows), len(rows))
@@ -357,11 +357,9 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     return sidecar.with_suffix(".tsv"), key
 
 
-def _refuse_rows_of_others(kind: type[AnyExampleRow], file: Path, task: _Task) -> None:
+def _refuse_rows_of_others(kind: type[AnyExampleRow], file: Path, indices: list[int], how: Request) -> None:
     """Certificates that share alpha hold together because there are as many as share it: none may be added."""
-    if task.request.how.together is not None and not rows_so_far(kind, file).keys() <= set(
-        even_subset(len(task.x), task.examples)
-    ):
+    if how.together is not None and not rows_so_far(kind, file).keys() <= set(indices):
         beside = file.with_suffix(".json").name
         raise RunError(
             f"{file} holds rows of other images, chosen by an earlier version; delete it and {beside} to certify again"
@@ -400,7 +398,7 @@ def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> byt
     return key
 
 
-def _figures(rows: list[CertificateRow], task: _Task, indices: list[int], file: Path) -> dict[str, Any]:
+def _figures(rows: list[CertificateRow], task: _Task, file: Path) -> dict[str, Any]:
     how, size = task.request.how, len(task.x)
     radius = np.array([row.radius for row in rows])
     correct = np.array([bool(row.correct) for row in rows])
@@ -409,7 +407,7 @@ def _figures(rows: list[CertificateRow], task: _Task, indices: list[int], file: 
     return {
         **how.facts,
         "examples": len(rows),
-        "subset": _subset_in_words(task, indices),
+        "subset": _subset_in_words([row.idx for row in rows], task.y, task.request.split),
         "split": task.request.split,
         "size": size,
         **({} if size % len(rows) else {"stride": size // len(rows)}),
@@ -422,12 +420,12 @@ def _figures(rows: list[CertificateRow], task: _Task, indices: list[int], file: 
     }
 
 
-def _subset_in_words(task: _Task, indices: list[int]) -> str:
-    size, examples = len(task.x), len(indices)
+def _subset_in_words(indices: list[int], labels: Tensor, split: str) -> str:
+    size, examples = len(labels), len(indices)
     stride = size // examples
     which = f"floor(i * {size} / {examples})" if size % examples else f"0, {stride}, {2 * stride}, ..."
-    words = f"indices {which} of the {size} {task.request.split} images"
-    if classes_are_mixed_alike(task.y[indices].numpy(), task.y.numpy()):
+    words = f"indices {which} of the {size} {split} images"
+    if classes_are_mixed_alike(labels[indices].numpy(), labels.numpy()):
         return words
     return f"{words}, whose classes are not mixed as in the whole set: the figures and intervals are about these images only"
 
