@@ -174,9 +174,9 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
         except _TooLargeError as error:
             refused.append((rho, error))
             return math.inf  # more noise makes the distribution smaller
-        for too_little, error in refused:
+        for too_little, reason in refused:
             if found < aim and too_little < rho < _NEAR * too_little:  # the answer is between: halving it further never ends
-                raise error
+                raise reason
         return found
 
     # Search with buckets ten times as wide (eight times as fast), aiming at what they say where the fine ones say `aim`.
