@@ -185,3 +185,20 @@ def test_steps_within_is_the_largest_number_that_fits(epsilon, rho, q):
     most = accounting.steps_within(epsilon=epsilon, delta=1e-5, noise_multiplier=rho, sampling_probability=q)
     spent = [accounting.epsilon(noise_multiplier=rho, sampling_probability=q, steps=most + k, delta=1e-5) for k in (0, 1)]
     assert spent[0] <= epsilon < spent[1]
+
+
+def test_a_search_between_too_large_and_enough_ends(monkeypatch):
+    """Where the answer itself does not fit in memory, the search must not close in on the limit for ever."""
+    calls = []
+
+    def compose(events, delta, coarser=1.0):
+        (event,) = events
+        calls.append(event.noise_multiplier)
+        if event.noise_multiplier < 10.0:
+            raise accounting._TooLargeError("too many to compose in memory")
+        return 5.0 / event.noise_multiplier
+
+    monkeypatch.setattr(accounting, "compose", compose)
+    with pytest.raises(BudgetError, match="in memory"):
+        accounting.calibrate(epsilon=3.0, delta=1.1e-5, sampling_probability=0.01, steps=1000)
+    assert len(calls) < 15

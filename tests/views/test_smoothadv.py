@@ -123,10 +123,10 @@ def test_tiny_gradients_keep_their_direction():
     views = SmoothAdv(0.25, 2, radius=0.5)
     moved = views(model, x, labels, noise)[:, 1] - 0.25 * noise[:, 0]
     with torch.no_grad():
-        model[1].weight.mul_(1e30)
+        model[1].weight.mul_(1e27)  # 1e-3: the same softmax, and gradients that have squares
     expected = views(model, x, labels, noise)[:, 1] - 0.25 * noise[:, 0]
     cosine = F.cosine_similarity((moved - x).flatten(1), (expected - x).flatten(1))
-    assert float(cosine.min()) > 0.9
+    assert float(cosine.min()) > 0.9999
 
 
 def test_same_arguments_same_views_and_no_trace():

@@ -25,6 +25,7 @@ LARGEST_NOISE_MULTIPLIER = 10_000.0
 SMALLEST_NOISE_MULTIPLIER = 0.05
 MOST_STEPS = 10**9  # rounding errors of a composition grow with its steps: up to here they stay below 1e-6 of delta
 _MOST_BUCKETS = 1 << 24  # of a composed distribution: some 1.5 GB and a minute
+_NEAR = 1.2
 _LARGEST_MEAN_LOSS = 500.0
 ROUNDING = 1e-9  # how far above the exact curve `gaussian_epsilon` may be, relative above 1
 CALIBRATION_TOLERANCE = 5e-4  # calibration uses at least 99.9 % of the budget and never passes it
@@ -165,11 +166,18 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
     GaussianSteps(1.0, sampling_probability, steps)
     integer_in("steps", steps, 1, error=BudgetError)
 
+    refused: list[tuple[float, _TooLargeError]] = []
+
     def spent(rho: float, coarser: float = 1.0) -> float:
         try:
-            return compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
-        except _TooLargeError:
+            found = compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
+        except _TooLargeError as error:
+            refused.append((rho, error))
             return math.inf  # more noise makes the distribution smaller
+        for too_little, reason in refused:
+            if found < aim and too_little < rho < _NEAR * too_little:  # the answer is between: halving it further never ends
+                raise reason
+        return found
 
     # Search with buckets ten times as wide (eight times as fast), aiming at what they say where the fine ones say `aim`.
     aim = wide_aim = epsilon * (1.0 - CALIBRATION_TOLERANCE)
