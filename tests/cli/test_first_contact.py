@@ -106,7 +106,7 @@ def test_what_is_printed_after_ctrl_c_can_be_typed(folder, tmp_path, python):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130, told
-    hint = told.strip().splitlines()[-1].split("go on with: ")[1]
+    hint = told.strip().splitlines()[-1].split("resume with: ")[1]
     assert "'" in hint and "train.learning_rate=0.25" in hint
     # the hint of every other command that meets the unfinished run is one that works, too
     asked = started("certify", str(tmp_path / "a run"))

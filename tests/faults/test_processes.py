@@ -162,7 +162,7 @@ def test_sigterm_ends_training_with_its_state_saved(stage, evidence):
     chosen = [word for name, value in endless.items() for word in ("--set", f"{name}={value}")]
     process = command("train", "mnist/dp-gaussian", *chosen, "--out", str(out))
     seconds, code, said = terminated(process, lambda: (out / "ledger.jsonl").exists())
-    assert code == 130 and "give the same command again" in said.splitlines()[-1]
+    assert code == 130 and "resume with: " in said.splitlines()[-1]
     saved = state._read_state(out / "private" / "state.json")
     assert 0 <= saved["step"] <= Ledger.load(out / "ledger.jsonl").steps_authorised
     state.load_tensors(out / "private" / saved["checkpoint"], saved["sha256"])
@@ -174,7 +174,7 @@ def test_sigterm_ends_certification_with_its_rows_saved(stage, evidence):
     process = command("certify", str(out), "--n", "1000000", "--examples", "all", "--fresh-noise", "--seed", "1")
     path = out / "certificates-sigma0.50-fresh.tsv"
     seconds, code, said = terminated(process, lambda: path.exists() and path.read_text().count("\n") >= 2)
-    assert code == 130 and "give the same command again" in said.splitlines()[-1]
+    assert code == 130 and "resume with: " in said.splitlines()[-1]
     assert 1 <= len(read_rows(CertificateRow, path, allow_torn_end=True)) <= scene.ALL_EXAMPLES
     evidence("R5", figure=f"SIGTERM in certification: exit 130, rows saved, {seconds:.1f} s (5 allowed)", trials=1)
 

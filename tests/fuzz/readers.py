@@ -241,13 +241,6 @@ def _header_edited(random: Random, seeds: list[bytes]) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
-def _read_weights(path: Path) -> object:
-    from dpcert.experiment.predict import _classes
-
-    _classes(path)
-    return read_model(path)
-
-
 def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = dpcert.build_model("linear", input_shape=(1, 2, 2), classes=3, seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -390,8 +383,8 @@ READERS: dict[str, Reader] = {
     "assignment": Reader(lambda folder: [b"train.epochs=1", b"data.path=/x.npz", b"method.sigma=0.25"], _read_assignment),
     "ledger": Reader(_ledger_seeds, _file("ledger.jsonl", _read_ledger), share=2),
     "ledger, hashes right": Reader(_ledger_seeds, _file("ledger.jsonl", _read_ledger), _rechained, share=2),
-    "weights": Reader(_model_seeds, _file("model.safetensors", _read_weights), share=2),
-    "weights, header edited": Reader(_model_seeds, _file("model.safetensors", _read_weights), _header_edited, share=2),
+    "weights": Reader(_model_seeds, _file("model.safetensors", read_model), share=2),
+    "weights, header edited": Reader(_model_seeds, _file("model.safetensors", read_model), _header_edited, share=2),
     "state": Reader(_state_seeds, _read_state),
     "state, checksum right": Reader(_state_seeds, _read_state, _rechecked_state),
     "checkpoint, digest right": Reader(_checkpoint_seeds, _read_checkpoint),

@@ -105,7 +105,7 @@ def test_an_unfinished_run_is_refused_in_one_line(missing, copied, tmp_path, cap
         (copied / missing).unlink()
     assert call("export", copied, tmp_path / "b.zip") == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: ") and len(err.splitlines()) == 1 and "is not finished; go on with: dpcert train" in err
+    assert err.startswith("error: ") and len(err.splitlines()) == 1 and "is not finished; resume it with: dpcert train" in err
     assert not (tmp_path / "b.zip").exists()
 
 

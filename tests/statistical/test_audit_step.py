@@ -34,7 +34,8 @@ class Unclipped(Flat):
 
 def each_view_clipped(model, loss, views, labels, clip):
     """Every view is an example of its own: one record moves the sum by R C."""
-    return Layerwise()(model, loss, views.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(views.shape[1]), clip)
+    of_all_views = dataclasses.replace(clip, count=clip.count * views.shape[1])
+    return Layerwise()(model, loss, views.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(views.shape[1]), of_all_views)
 
 
 def cross_example(model, loss, views, labels, clip):

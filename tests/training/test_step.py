@@ -48,7 +48,8 @@ def test_the_warm_up_of_an_attack_is_counted_in_epochs(monkeypatch):
         "linear", data, method, epochs=4 * BATCH / SIZE + 1e-9, batch_size=BATCH, noise_seed=5, physical_batch=10_000
     )
     assert run.plan.steps == 4
-    assert [views.strength for views in ramped] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+    strengths = list(dict.fromkeys(views.strength for views in ramped))  # the parts of a step have the same
+    assert strengths == pytest.approx([0.0, 0.05, 0.1, 0.15])
 
 
 @pytest.mark.parametrize("physical_batch", [480, 20])

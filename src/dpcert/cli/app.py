@@ -94,7 +94,7 @@ def _run(arguments: list[str] | None) -> None:
         _fail(f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its rights and free space")
     except (KeyboardInterrupt, typer.Abort) as error:
         again = _as_typed(sys.argv[1:] if arguments is None else arguments)
-        typer.echo(f"interrupted{f': {error}' if str(error) else ''}; go on with: {again}", err=True)
+        typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # at once: worker threads of numerical libraries may still be busy
 

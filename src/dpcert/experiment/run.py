@@ -181,7 +181,7 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     config = read_config(path)
     ledger = Ledger.load(directory.ledger)
     if not ledger.is_closed:
-        raise LedgerError(f"{path} is not finished; go on with: {directory.command_to_go_on}")
+        raise LedgerError(f"{path} is not finished; resume it with: {directory.command_to_resume}")
     weights, facts = read_model(directory.model)
     require_made_with(directory, facts, ledger, sha256_hex(read_file(directory.config)))
     if config.model.name not in MODELS:

@@ -88,10 +88,10 @@ class RunDirectory:
             )
         for file in files:
             if not file.is_file():
-                raise RunError(f"{self.path} has no {file.name}; finish its training with: {self.command_to_go_on}")
+                raise RunError(f"{self.path} has no {file.name}; finish its training with: {self.command_to_resume}")
 
     @property
-    def command_to_go_on(self) -> str:
+    def command_to_resume(self) -> str:
         """What to type to finish the training: the run's own config is its request, whatever options it was started with."""
         source = [str(self.config)] if self.config.is_file() else []
         return shlex.join(["dpcert", "train", *source, "--out", str(self.path)])
