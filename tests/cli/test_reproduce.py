@@ -60,7 +60,8 @@ def test_the_page_names_the_request_that_was_given(tmp_path, capsys):
     assert f"by `{command}`;" in page.read_text()
 
 
-def test_our_own_results_can_be_shown(capsys):
+def test_our_own_results_can_be_shown(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it, and a narrow table is another one
     assert call("table1", "--show", "--dataset", "mnist", "--results", str(RESULTS)) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "│ 0.5" in line and "DP-Gaussian" in line]
     assert rows and "agrees" in rows[0]
