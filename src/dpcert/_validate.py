@@ -65,6 +65,6 @@ def one_of(name: str, value: str, known: Collection[str], *, error: type[DpcertE
 
 
 def meant(value: str, known: Collection[str]) -> str:
-    """``did you mean ...? `` for a slip of the fingers, nothing for a word that resembles none."""
+    """``did you mean ...? `` for a typo, nothing for a word that resembles none."""
     near = difflib.get_close_matches(value[:_LONGEST_SHOWN], known, 1)
     return f"did you mean {near[0]}? " if near else ""

@@ -1,7 +1,7 @@
 """D21: models that mix examples are refused, and even past the check one record moves the sum by at most C.
 
 Each twin mixes in its own way. The check must refuse it by name; the step, the views and the votes must be harmless even if
-it had not, because a forward of the user's own only ever runs on one example.
+it had not, because a custom forward only ever runs on one example.
 """
 
 import pytest
