@@ -49,8 +49,8 @@ guarantees: $(STAMP) ## docs/guarantees.md from what the last test-all wrote dow
 	$(BIN)/python -m tests.guarantees
 
 check: $(STAMP)  ## lint, format, strict types, import rules
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/architecture
 

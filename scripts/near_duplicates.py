@@ -44,6 +44,7 @@ def correlations(public: Tensor, reference: Tensor) -> Tensor:
 
 
 def main() -> None:
+    """Compare the public images with CIFAR-10 and write the list."""
     public_file, cifar_folder, out = map(Path, sys.argv[1:4])
     with np.load(public_file) as archive:
         public = archive["x"]
@@ -53,10 +54,8 @@ def main() -> None:
     if len(sys.argv) > 4:
         np.save(sys.argv[4], found)
     listed = sorted({digest(public[index]) for index in np.flatnonzero(found > THRESHOLD)})
-    lines = [
-        f"# {len(listed)} of {len(public)} public images correlate above {THRESHOLD} with a CIFAR-10 image; scripts/near_duplicates.py",
-        *listed,
-    ]
+    what = f"{len(listed)} of {len(public)} public images correlate above {THRESHOLD} with a CIFAR-10 image"
+    lines = [f"# {what}; scripts/near_duplicates.py", *listed]
     out.write_text("\n".join(lines) + "\n")
     print(f"\n{len(listed)} near-duplicates: {out}")
 

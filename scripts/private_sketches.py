@@ -13,6 +13,7 @@ from dpcert.data.registry import SOURCES, load_dataset
 
 
 def main() -> None:
+    """Write the file named on the command line."""
     lines = []
     for name in SOURCES:
         data = load_dataset(name)

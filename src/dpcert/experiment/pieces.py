@@ -61,7 +61,7 @@ def check_examples(examples: int) -> int:
 
 
 def check_results(results: Path) -> Path:
-    """The folder of run directories; only the default one need not exist yet: a slip of the fingers is not a new folder."""
+    """The folder of run directories; only the default one need not exist yet: a typo is not a new folder."""
     if not results.exists() and results != DEFAULT_RESULTS:
         raise RunError(f"--results {results} does not exist; give the folder of the runs, or make a new one with mkdir first")
     if results.exists() and not results.is_dir():

@@ -152,7 +152,7 @@ def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels
 
 
 def _may_write_in_place(model: nn.Module) -> bool:
-    """Whether what follows a layer might overwrite its output: ``ReLU(inplace=True)``, or a forward of the user's own."""
+    """Whether what follows a layer might overwrite its output: ``ReLU(inplace=True)``, or a custom forward."""
     own_forward = any(not type(layer).__module__.startswith("torch.nn.") for layer in model.modules())
     return own_forward or any(getattr(layer, "inplace", False) for layer in model.modules())
 
