@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -35,12 +36,22 @@ def call(*arguments):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     np.savez(folder / "blobs.npz", **blobs(0))
     out = folder / "run"
     assert call("run", "mnist/dp-gaussian", "--set", f"data.path={folder / 'blobs.npz'}", *SMALL, "--out", str(out)) == 0
     return out
+
+
+@pytest.fixture
+def finished(made, tmp_path_factory):
+    """The run as it was made: a test that changes it changes it for itself only."""
+    kept = tmp_path_factory.mktemp("kept") / "run"
+    shutil.copytree(made, kept)
+    yield made
+    shutil.rmtree(made)
+    shutil.copytree(kept, made)
 
 
 def same_request(finished, *changes):
@@ -319,8 +330,6 @@ def test_every_wrong_request_gets_one_line_and_loses_nothing(finished, tmp_path,
 
 
 def test_an_edited_ledger_is_refused_everywhere(finished, tmp_path, capsys):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     ledger = copy / "ledger.jsonl"
@@ -338,8 +347,6 @@ def test_an_edited_ledger_is_refused_everywhere(finished, tmp_path, capsys):
 
 
 def test_a_flipped_bit_of_the_model_or_config_is_seen(finished, tmp_path, capsys):
-    import shutil
-
     for name, place in (
         ("model.safetensors", -5),
         ("model.safetensors", 60),
@@ -359,8 +366,6 @@ def test_a_flipped_bit_of_the_model_or_config_is_seen(finished, tmp_path, capsys
 
 
 def test_certificates_belong_to_their_images(finished, tmp_path, capsys):
-    import shutil
-
     folder = tmp_path / "moved"
     shutil.copytree(finished.parent, folder)
     out = folder / "run"
