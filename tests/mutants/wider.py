@@ -568,7 +568,7 @@ WIDER = [
         "certification/bank.py",
         "self._rows_together = keeps_rows_apart(model, input_shape)",
         "self._rows_together = True",
-        (f"{MIXING}::test_votes_of_a_mixing_model_are_those_of_each_noisy_input_alone",),
+        (f"{MIXING}::test_a_cut_model_runs_each_row_alone",),
         "votes from a bank run a custom forward on many noisy inputs",
     ),
     Mutant(
