@@ -204,3 +204,11 @@ def test_wrong_options_are_one_line(tmp_path, capsys, option, value):
         main(["pretrain", "--data", str(written(tmp_path)), "--out", str(tmp_path / "w.safetensors"), option, value])
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and error.count("\n") == 1 and value in error
+
+
+@pytest.mark.parametrize("name", ["missing/w.safetensors", "w.md", "w"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys, name):
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", "--data", str(written(tmp_path)), "--out", str(tmp_path / name)])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count("\n") == 1 and "create the folder first" in error

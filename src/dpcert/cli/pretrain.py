@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import _options as o
 
 
@@ -38,6 +39,8 @@ def pretrain(
     from ._show import progress_bar
 
     settings = Settings(model=model, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+    if out.suffix != ".safetensors" or not out.parent.is_dir():  # not after hours of training
+        raise ConfigError(f"--out is {out}, must be a file FILE.safetensors in a folder that exists; create the folder first")
     if out.exists():
         typer.echo(f"{out} is already there, nothing to do; remove it to pretrain again")
         return
