@@ -177,7 +177,10 @@ def test_help_says_what_examples_means_here(command, words, monkeypatch, capsys)
     assert words in " ".join(capsys.readouterr().out.split())
 
 
-def test_make_says_how_to_call_it():
+def test_make_says_how_to_call_it(monkeypatch):
+    # The suite itself runs under `make test`: a make below another one prints the folders it enters and leaves.
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        monkeypatch.delenv(name, raising=False)
     for target in ("install", "run"):
         planned = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert ".venv/bin/dpcert, or as dpcert after: source .venv/bin/activate" in planned.splitlines()[-1]
