@@ -13,7 +13,7 @@ from dpcert.methods import METHODS
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, make_plan, opening_facts
 from dpcert.rng import key_from_seed
-from dpcert.training.step import Problem, private_step, small_parts_change_no_bit
+from dpcert.training.step import StepContext, private_step, small_parts_change_no_bit
 from dpcert.workers import worker_count
 
 
@@ -40,7 +40,9 @@ def step_of(name: str) -> Callable[[], None]:
     engines = choose("auto", model, method.loss, (1, 28, 28), worker_count(torch.device("cpu")))
     optimizer = torch.optim.SGD(trainable(model).values(), lr=0.5, momentum=0.9)
     clip = Clip(method.clip_rule, 0.1)
-    problem = Problem(model, data.x_train, data.y_train, method, clip, engines, Mechanism(plan, key, ledger), optimizer, 480)
+    problem = StepContext(
+        model, data.x_train, data.y_train, method, clip, engines, Mechanism(plan, key, ledger), optimizer, 480
+    )
     problem = replace(problem, small_parts=small_parts_change_no_bit(problem))  # as a training does
     steps = iter(range(2000, plan.steps))  # after the ramp of the adversary's radius
     return lambda: private_step(problem, next(steps))

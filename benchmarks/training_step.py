@@ -24,7 +24,7 @@ from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, opening_facts
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions
 from dpcert.training.loop import Settings, plan_for
-from dpcert.training.step import Problem, private_step, small_parts_change_no_bit
+from dpcert.training.step import StepContext, private_step, small_parts_change_no_bit
 from dpcert.workers import worker_count
 
 BATCH, SIGMA, KEY = 512, 0.5, key_from_seed(0, "bench")
@@ -70,7 +70,7 @@ def private(data: Dataset, copies: int, engine: str):
     ledger = Ledger()
     ledger.open(opening_facts(plan, noise_is_secret=True))
     ledger.authorise(0, plan.steps, plan.noise_multiplier, plan.sampling_probability)
-    problem = Problem(
+    problem = StepContext(
         model,
         small.x_train,
         small.y_train,

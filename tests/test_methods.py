@@ -8,10 +8,10 @@ import torch
 import dpcert
 from dpcert import losses, methods
 from dpcert.errors import ConfigError, DpcertWarning
-from dpcert.experiment import presets
-from dpcert.experiment.run import resolve
 from dpcert.methods import METHODS, REGULARISERS, VIEWS, combine
 from dpcert.privacy.clipping import CLIP_RULES
+from dpcert.runs import presets
+from dpcert.runs.run import resolve
 from dpcert.views import Gaussian, SmoothAdv
 
 NAMES = [

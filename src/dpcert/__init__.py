@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from .certification.sweep import Certificates, certify, predict
     from .data.dataset import Dataset
     from .data.registry import load_dataset
-    from .experiment.api import train
     from .methods import Method, method
     from .models.registry import build_model
     from .privacy.accounting import calibrate, epsilon
+    from .runs.api import train
     from .training.loop import Run
 
 __version__ = "0.1.0"
@@ -27,7 +27,7 @@ _HOMES = {
     "predict": "certification.sweep",
     "Dataset": "data.dataset",
     "load_dataset": "data.registry",
-    "train": "experiment.api",
+    "train": "runs.api",
     "Method": "methods",
     "method": "methods",
     "build_model": "models.registry",

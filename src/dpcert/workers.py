@@ -19,7 +19,7 @@ def worker_count(device: torch.device) -> int:
     return min(torch.get_num_threads(), MOST_WORKERS) if device.type == "cpu" else 1
 
 
-def share(tools: Sequence[Tool], work: Callable[[Tool, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def parallel_map(tools: Sequence[Tool], work: Callable[[Tool, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """``work(tool, item)`` for every item, in order, as many at a time as there are tools; no tool is used by two at once."""
     if len(tools) == 1:
         yield from (work(tools[0], item) for item in items)

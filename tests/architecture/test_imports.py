@@ -36,7 +36,7 @@ RANK = {
     "methods": 4,
     "training": 5,
     "pretraining": 5,
-    "experiment": 6,
+    "runs": 6,
     "report": 6,
     "release": 7,
     "cli": 8,
@@ -78,7 +78,7 @@ JOINTS = {
     "store/public",
     "store/opened",
 }
-JOINED_FOLDERS = ("experiment", "pretraining", "report", "release", "cli")
+JOINED_FOLDERS = ("runs", "pretraining", "report", "release", "cli")
 
 
 def name_of(path: Path) -> str:
@@ -134,7 +134,7 @@ def test_leaves_import_no_sibling(path):
 
 def test_certification_knows_neither_privacy_nor_training():
     for path in (SOURCE / "certification").glob("*.py"):
-        assert not {"privacy", "training", "experiment"} & {folder(name) for name in own_imports(path)}, path
+        assert not {"privacy", "training", "runs"} & {folder(name) for name in own_imports(path)}, path
 
 
 def test_report_reads_the_store_only():

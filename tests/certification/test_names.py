@@ -13,8 +13,8 @@ import dpcert
 from dpcert.certification.bounds import certified_radius, lower_confidence_bound
 from dpcert.certification.sweep import Request
 from dpcert.certification.votes import winners
-from dpcert.experiment.run import CertifyRequest, certify
 from dpcert.rounding import floor_text
+from dpcert.runs.run import CertifyRequest, certify
 from dpcert.store.durable import sha256_hex
 from dpcert.store.records import CertificateRow, read_rows
 

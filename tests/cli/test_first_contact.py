@@ -17,8 +17,8 @@ import pytest
 from dpcert.cli import main
 from dpcert.cli._show import print_table
 from dpcert.data.registry import SOURCES
-from dpcert.experiment import presets
 from dpcert.methods import METHODS
+from dpcert.runs import presets
 from tests.conftest import blobs
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, make_plan, opening_facts
 from dpcert.rng import Purpose
 from dpcert.training import step
-from dpcert.training.step import Problem, clipped_sum
+from dpcert.training.step import StepContext, clipped_sum
 
 CLIP_NORM, SHAPE, CLASSES = 0.1, (1, 6, 6), 3
 
@@ -119,7 +119,7 @@ def problem(model, method, engine, x, y):
     ledger.open(opening_facts(plan, noise_is_secret=True))
     unchecked = engine == "layerwise, not compared"  # `choose` would see a difference and take the reference
     engines = (Layerwise(),) if unchecked else choose(engine, model, method.loss, tuple(x.shape[1:]))
-    return Problem(
+    return StepContext(
         model, x, y, method, clip, engines, Mechanism(plan, bytes(32), ledger), torch.optim.SGD(model.parameters()), 480
     )
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dpcert.experiment import run as experiment
-from dpcert.experiment.config import Config
 from dpcert.privacy import mechanism
+from dpcert.runs import run as experiment
+from dpcert.runs.config import Config
 from dpcert.training import loop
 from tests.conftest import blobs
 

@@ -15,8 +15,8 @@ import pytest
 from safetensors import safe_open
 
 from dpcert.errors import DpcertError
-from dpcert.experiment import run as experiment
 from dpcert.report.tables import read_run
+from dpcert.runs import run as experiment
 from dpcert.store import records
 from dpcert.training import loop, state
 from tests.faults import scene

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dpcert.errors import DpcertError, RunError
-from dpcert.experiment import run as experiment
 from dpcert.privacy.ledger import Ledger
+from dpcert.runs import run as experiment
 from dpcert.store.records import CertificateRow, read_rows
 from dpcert.store.runs import RunDirectory
 from dpcert.training import loop, state, step

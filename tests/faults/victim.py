@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dpcert.errors import RunError
-from dpcert.experiment import run as experiment
+from dpcert.runs import run as experiment
 from dpcert.store import growing
 from dpcert.store.runs import RunDirectory
 from dpcert.training import loop

@@ -19,13 +19,13 @@ from PIL import Image
 
 import dpcert
 from dpcert.data import cifar, dataset, idx
-from dpcert.experiment import config as configs
-from dpcert.experiment import presets
-from dpcert.experiment import run as experiment
-from dpcert.experiment.predict import read_images
 from dpcert.privacy.ledger import GENESIS, Ledger
 from dpcert.privacy.statement import state
 from dpcert.report.tables import Certified, RunFacts, summary
+from dpcert.runs import config as configs
+from dpcert.runs import presets
+from dpcert.runs import run as experiment
+from dpcert.runs.predict import read_images
 from dpcert.store.durable import canonical_json, readable_json, sha256_hex
 from dpcert.store.metrics import read_metrics
 from dpcert.store.records import AttackRow, CertificateRow, CurveRow, RobustRow, SampleRow, header, read_rows, text_of

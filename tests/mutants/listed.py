@@ -268,15 +268,15 @@ MUTANTS = [
     # step and state
     Mutant(
         "training/step.py",
-        "problem.mechanism.sample(len(problem.images), step)",
-        "problem.mechanism.sample(len(problem.images), 0)",
+        "context.mechanism.sample(len(context.images), step)",
+        "context.mechanism.sample(len(context.images), 0)",
         (f"{STEP}::test_several_steps_by_hand",),
         "the same batch in every step",
     ),
     Mutant(
         "training/step.py",
-        "problem.mechanism.release(clipped, step)",
-        "problem.mechanism.release(clipped, 0)",
+        "context.mechanism.release(clipped, step)",
+        "context.mechanism.release(clipped, 0)",
         (f"{STEP}::test_several_steps_by_hand",),
         "the same noise in every step",
     ),
@@ -289,7 +289,7 @@ MUTANTS = [
     ),
     Mutant(
         "training/step.py",
-        "return clipped_sum(problem, batch, step, rows // 2)",
+        "return clipped_sum(context, batch, step, rows // 2)",
         "return total",
         (f"{LOOP}::test_a_physical_batch_that_does_not_fit_is_halved",),
         "what did not fit in memory is left out",

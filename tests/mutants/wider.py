@@ -14,7 +14,7 @@ BANK = "tests/certification/test_bank.py"
 CLAIMS = "tests/report/test_claims.py"
 CLIPPING = "tests/privacy/test_clipping.py"
 COMMANDS = "tests/cli/test_commands.py"
-CONFIG = "tests/experiment/test_config.py"
+CONFIG = "tests/runs/test_config.py"
 CORRELATE = "tests/analysis/test_correlate.py"
 CURVE = "tests/training/test_curve.py"
 DURABLE = "tests/store/test_durable.py"
@@ -27,10 +27,10 @@ LOOP = "tests/training/test_loop.py"
 LOSSES = "tests/test_losses.py"
 METHODS = "tests/test_methods.py"
 MIXING = "tests/contracts/test_mixing.py"
-OWN_RUN = "tests/experiment/test_analyze_and_attack.py"
+OWN_RUN = "tests/runs/test_analyze_and_attack.py"
 PAGE = "tests/report/test_page.py"
 PARTS = "tests/training/test_parts.py"
-PIECES = "tests/experiment/test_pieces.py"
+PIECES = "tests/runs/test_pieces.py"
 PRETRAIN = "tests/pretraining/test_pretrain.py"
 PROVENANCE = "tests/training/test_provenance.py"
 READERS = "tests/data/test_readers.py"
@@ -72,20 +72,20 @@ WIDER = [
     ),
     Mutant(
         "training/step.py",
-        "views_at(step * problem.mechanism.plan.sampling_probability)",
+        "views_at(step * context.mechanism.plan.sampling_probability)",
         "views_at(step)",
         (f"{STEP}::test_the_warm_up_of_an_attack_is_counted_in_epochs",),
         "a warm-up of ten epochs is over after ten steps",
     ),
     Mutant(
-        "experiment/analyze.py",
+        "runs/analyze.py",
         "own, predict = certified.rows[index], int(found.predict[place])",
         "own, predict = list(certified.rows.values())[place - 1], int(found.predict[place])",
         (f"{OWN_RUN}::test_each_row_is_about_its_own_image",),
         "metrics stand beside the certificate of another image",
     ),
     Mutant(
-        "experiment/analyze.py",
+        "runs/analyze.py",
         "[float(column[place]) for column in columns]",
         "[float(column[place - 1]) for column in columns]",
         (f"{OWN_RUN}::test_each_row_is_about_its_own_image",),
@@ -99,7 +99,7 @@ WIDER = [
         "the page joins metrics and certificates by place",
     ),
     Mutant(
-        "report/shelf.py",
+        "report/result_index.py",
         "[(row, earned[row.idx]) for row in self.facts.samples if row.idx in earned]",
         "list(zip(self.facts.samples, earned.values(), strict=False))",
         (f"{CLAIMS}::test_samples_are_joined_with_the_certificates_of_the_sigma_asked_for",),
@@ -373,56 +373,56 @@ WIDER = [
     ),
     # experiment
     Mutant(
-        "experiment/config.py",
+        "runs/config.py",
         "return self.certify.sigma if self.certify.sigma is not None else self.method.sigma",
         "return self.method.sigma",
         (f"{CONFIG}::test_certification_has_the_sigma_of_the_views_unless_one_is_given",),
         "certify.sigma is ignored",
     ),
     Mutant(
-        "experiment/pieces.py",
+        "runs/pieces.py",
         'is_papers(entry, sigma) and entry["examples"] >= examples',
         "is_papers(entry, sigma)",
         (f"{PIECES}::test_too_few_examples_are_certified_further",),
         "fewer images than asked for are taken as done",
     ),
     Mutant(
-        "experiment/estimate.py",
+        "runs/estimate.py",
         "return max(sum(each) / jobs, max(each, default=0.0))",
         "return sum(each) / jobs",
         (f"{PIECES}::test_estimates_follow_what_was_measured",),
         "a chain is shared between processes",
     ),
     Mutant(
-        "experiment/run.py",
+        "runs/run.py",
         "return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())",
         "return sha256_hex(x.numpy().tobytes())",
         (f"{COMMANDS}::test_certificates_belong_to_their_images",),
         "rows are joined with other labels",
     ),
     Mutant(
-        "experiment/run.py",
+        "runs/run.py",
         "sum(row.robust == -1 for row in rows)",
         "sum(row.robust != 1 for row in rows)",
         (f"{OWN_RUN}::test_answers_at_a_radius_are_counted_by_kind",),
         "a clear no counts as undecided",
     ),
     Mutant(
-        "experiment/attack.py",
+        "runs/attack.py",
         'if row.attack != "pgd-l2" or certified is None',
         'if not row.attack.startswith("pgd") or certified is None',
         (f"{OWN_RUN}::test_certificates_in_l2_say_nothing_of_an_attack_in_another_norm",),
         "an L-inf attack is held against L2 certificates",
     ),
     Mutant(
-        "experiment/presets/__init__.py",
+        "runs/presets/__init__.py",
         '.get(f"{0.5 if sigma is None else sigma:g}", {})',
         '.get("0.5", {})',
         (f"{CONFIG}::test_a_preset_takes_the_settings_of_its_sigma",),
         "the settings of a sigma are those of 0.5",
     ),
     Mutant(
-        "experiment/api.py",
+        "runs/api.py",
         "data.classes if data.classes_given else None,",
         "data.classes,",
         (f"{LOOP}::test_the_number_of_classes_is_said_to_be_public_unless_given",),

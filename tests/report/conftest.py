@@ -12,7 +12,7 @@ from dpcert.report.tables import read_run
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, CurveRow, Row, SampleRow, header, read_rows, text_of
 
-RUNS = Path(__file__).parents[1] / "runs"  # as they were on some day: results/ may grow without a test minding
+RUNS = Path(__file__).parents[1] / "stored_runs"  # as they were on some day: results/ may grow without a test minding
 CERTIFICATES = "certificates-sigma0.50.tsv"
 
 

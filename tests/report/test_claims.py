@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dpcert.cli._reproduce import _places
-from dpcert.experiment.grid import DATASETS, TARGETS, Cell, needs_of
 from dpcert.published import COMPARED, SIGMAS, VARIANTS
 from dpcert.report.claims import CLAIMS, judge
+from dpcert.report.result_index import ResultIndex
 from dpcert.report.sample_claims import SAMPLE_CLAIMS, bimodality
-from dpcert.report.shelf import Shelf
+from dpcert.runs.grid import DATASETS, TARGETS, Cell, needs_of
 from tests.grid_fakes import fake_run, radius_of, whole_grid
 
 ALL = (*CLAIMS, *SAMPLE_CLAIMS)
@@ -19,10 +19,10 @@ NEEDS = needs_of(list(TARGETS.values()), DATASETS)
 
 def states(results) -> dict[tuple[str, str], set[str]]:
     """By target and sentence: the words found for it, over data sets and sigmas."""
-    shelf = Shelf(_places(NEEDS, results))
+    index = ResultIndex(_places(NEEDS, results))
     found: dict[tuple[str, str], set[str]] = {}
     for target in TARGETS:
-        for one in judge(ALL, shelf, target, DATASETS, SIGMAS):
+        for one in judge(ALL, index, target, DATASETS, SIGMAS):
             found.setdefault((target, one.claim.sentence), set()).add(one.state)
     return found
 
@@ -98,8 +98,8 @@ def _sweep(results, target, clean):
         value, radius = clean[place]
         sigma = need.sigmas or (need.cell.sigma,)
         fake_run(results, need.cell, {s: radius_of(radius * s, s) for s in sigma}, clean=value)
-    shelf = Shelf(_places(TARGETS[target].needs(["mnist"]), results))
-    return {one.claim.sentence: one.state for one in judge(ALL, shelf, target, ["mnist"], SIGMAS)}
+    index = ResultIndex(_places(TARGETS[target].needs(["mnist"]), results))
+    return {one.claim.sentence: one.state for one in judge(ALL, index, target, ["mnist"], SIGMAS)}
 
 
 def test_sweeps_can_fall(tmp_path):
@@ -122,8 +122,8 @@ def test_acr_that_falls_with_sigma(tmp_path):
     for method in ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer"):
         for sigma, mean in ((0.25, 0.7), (1.0, 0.3)):
             fake_run(tmp_path, Cell("mnist", method, sigma), {sigma: radius_of(mean, sigma)})
-    shelf = Shelf(_places(NEEDS, tmp_path))
-    found = [one for one in judge(ALL, shelf, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
+    index = ResultIndex(_places(NEEDS, tmp_path))
+    found = [one for one in judge(ALL, index, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
     assert [one.state for one in found] == ["does not hold"]
     assert "DP-Gaussian 0.6" in found[0].finding.figures
 
@@ -133,8 +133,8 @@ def test_acr_that_falls_a_little_is_not_drastic(tmp_path):
     for method in VARIANTS:
         for sigma, mean in ((0.25, 0.7), (1.0, 0.5)):
             fake_run(tmp_path, Cell("mnist", method, sigma), {sigma: radius_of(mean, sigma, uncertified=0.1 + 0.1 * sigma)})
-    shelf = Shelf(_places(NEEDS, tmp_path))
-    found = [one for one in judge(ALL, shelf, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
+    index = ResultIndex(_places(NEEDS, tmp_path))
+    found = [one for one in judge(ALL, index, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
     assert [one.state for one in found] == ["holds"]
 
 
@@ -143,8 +143,8 @@ def test_certified_accuracy_that_falls_is_drastic_too(tmp_path):
     for method in VARIANTS:
         fake_run(tmp_path, Cell("mnist", method, 0.25), {0.25: radius_of(0.7, 0.25)})
         fake_run(tmp_path, Cell("mnist", method, 1.0), {1.0: far})
-    shelf = Shelf(_places(NEEDS, tmp_path))
-    found = [one for one in judge(ALL, shelf, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
+    index = ResultIndex(_places(NEEDS, tmp_path))
+    found = [one for one in judge(ALL, index, "table1", ["mnist"], SIGMAS) if "fall off" in one.claim.sentence]
     assert [one.state for one in found] == ["does not hold"]
 
 
@@ -165,8 +165,8 @@ def test_collapsed_models_are_undecided_not_a_crash(tmp_path):
 
 def test_one_place_shows_it_only_all_of_them_refute_it(tmp_path):
     def said():
-        shelf = Shelf(_places(NEEDS, tmp_path))
-        (found,) = (one for one in judge(ALL, shelf, "table1", DATASETS, SIGMAS) if "not always below" in one.claim.sentence)
+        index = ResultIndex(_places(NEEDS, tmp_path))
+        (found,) = (one for one in judge(ALL, index, "table1", DATASETS, SIGMAS) if "not always below" in one.claim.sentence)
         return found.state
 
     for dataset in DATASETS:
@@ -179,8 +179,8 @@ def test_one_place_shows_it_only_all_of_them_refute_it(tmp_path):
 def test_accuracy_that_was_not_measured_is_not_nought(tmp_path):
     for need in TARGETS["ablation-augmentations"].needs(["mnist"]):
         fake_run(tmp_path, need.cell, {0.5: radius_of(1.0, 0.5)}, clean=None)
-    shelf = Shelf(_places(NEEDS, tmp_path))
-    found = judge(ALL, shelf, "ablation-augmentations", ["mnist"], SIGMAS)
+    index = ResultIndex(_places(NEEDS, tmp_path))
+    found = judge(ALL, index, "ablation-augmentations", ["mnist"], SIGMAS)
     assert [one.state for one in found if "keep the clean" in one.claim.sentence] == ["not run"]
 
 
@@ -190,8 +190,8 @@ def test_claims_are_about_the_mean_over_seeds(tmp_path):
             fake_run(tmp_path, Cell("mnist", name), {0.5: radius_of(1.0 if name in VARIANTS else 0.2, 0.5)})
     for seed, mean in enumerate((0.1, 1.5, 1.5)):  # seed 0 alone would let the sentence hold
         fake_run(tmp_path, Cell("mnist", "dpsgd", seed=seed), {0.5: radius_of(mean, 0.5)})
-    shelf = Shelf(_places(NEEDS, tmp_path))
-    (found,) = (one for one in judge(ALL, shelf, "figure-certified-accuracy", ["mnist"], (0.5,)))
+    index = ResultIndex(_places(NEEDS, tmp_path))
+    (found,) = (one for one in judge(ALL, index, "figure-certified-accuracy", ["mnist"], (0.5,)))
     assert found.state == "does not hold" and "DPSGD 0.9" in found.finding.figures
 
 
@@ -203,9 +203,9 @@ def test_large_lipschitz_constants_that_stay_above_every_tau(tmp_path):
             {0.5: np.r_[np.full(50, 0.2), np.full(50, 1.55)]},
             samples=lambda k: (1.0, 1.0, 1.0 + k),
         )
-    shelf = Shelf(_places(NEEDS, tmp_path))
+    index = ResultIndex(_places(NEEDS, tmp_path))
     found = [
-        one for one in judge(ALL, shelf, "figure-metrics-split", ["mnist"], SIGMAS) if "as tau grows" in one.claim.sentence
+        one for one in judge(ALL, index, "figure-metrics-split", ["mnist"], SIGMAS) if "as tau grows" in one.claim.sentence
     ]
     assert [one.state for one in found] == ["does not hold"]
 
@@ -215,9 +215,9 @@ def test_metrics_that_rise_with_the_radius(tmp_path):
         radius = np.linspace(0.01, 1.59, 100)
         metrics = lambda k: (1.0 + k, 1.0 + k, 200.0 if k % 2 else 1.0 + k)  # noqa: E731
         fake_run(tmp_path, Cell("mnist", method), {0.5: radius}, samples=metrics)
-    shelf = Shelf(_places(NEEDS, tmp_path))
+    index = ResultIndex(_places(NEEDS, tmp_path))
     for target in ("figure-metrics-by-radius", "figure-metrics-split"):
-        found = judge(ALL, shelf, target, ["mnist"], SIGMAS)
+        found = judge(ALL, index, target, ["mnist"], SIGMAS)
         assert {one.state for one in found if "as tau grows" not in one.claim.sentence} == {"does not hold"}
 
 
@@ -225,8 +225,8 @@ def test_samples_are_joined_with_the_certificates_of_the_sigma_asked_for(tmp_pat
     cell = Cell("mnist", "dpsgd")
     radii = {0.25: np.full(100, 0.1), 0.5: np.linspace(0.01, 1.5, 100)}
     fake_run(tmp_path, cell, radii, samples=lambda k: (1.0, 1.0, 1.0 + k))
-    shelf = Shelf(_places(NEEDS, tmp_path))
-    run = shelf.certified("mnist", "dpsgd", 0.5)
+    index = ResultIndex(_places(NEEDS, tmp_path))
+    run = index.certified("mnist", "dpsgd", 0.5)
     assert [sample.radius for sample in run.samples] == pytest.approx(list(radii[0.5]), abs=2e-6)
     assert [sample.lipschitz for sample in run.samples] == pytest.approx(list(1.0 + np.arange(100)))
     some = replace(run, facts=replace(run.facts, samples=run.facts.samples[1::3]))  # joined by index, not by place

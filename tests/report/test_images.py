@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpcert.cli import main
-from dpcert.experiment.images import TestImages
 from dpcert.report.tables import read_run
+from dpcert.runs.images import TestImages
 from tests.conftest import blobs
 
 SMALL = ("model.name=linear", "train.batch_size=10", "train.epochs=1", "data.classes=3", "certify.n=100", "data.validation=40")
@@ -73,7 +73,7 @@ def test_nothing_is_downloaded(run, tmp_path, monkeypatch):
     )
     (copy / "config.toml").write_text(text)
     monkeypatch.setenv("DPCERT_DATA", str(tmp_path / "empty"))
-    monkeypatch.setattr("dpcert.experiment.images.missing_files", lambda source: list(source.digests))
+    monkeypatch.setattr("dpcert.runs.images.missing_files", lambda source: list(source.digests))
     monkeypatch.setattr("dpcert.data.fetch.download", lambda *a, **k: pytest.fail("a report must not download"))
     assert TestImages().of(copy, ROWS) == (None, "the data set is not on this machine (dpcert data fetch brings it)")
 

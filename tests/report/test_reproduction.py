@@ -5,24 +5,24 @@ import re
 import pytest
 
 from dpcert.cli._reproduce import _places
-from dpcert.experiment.grid import DATASETS, TARGETS, Cell, needs_of
 from dpcert.report import reproduction
 from dpcert.report.paper import OTHER_FORMULA, TABLE_1
 from dpcert.report.reproduction import Asked
-from dpcert.report.shelf import Shelf
+from dpcert.report.result_index import ResultIndex
 from dpcert.report.verdicts import RULES
+from dpcert.runs.grid import DATASETS, TARGETS, Cell, needs_of
 from tests.grid_fakes import fake_run, radius_of, whole_grid
 
 NEEDS = needs_of(list(TARGETS.values()), DATASETS)
 
 
 def sections(results, names, *, with_figures=False, datasets=DATASETS):
-    shelf = Shelf(_places(NEEDS, results))
+    index = ResultIndex(_places(NEEDS, results))
     found = []
     for name in names:
         target = TARGETS[name]
         asked = Asked(name, target.paper, tuple(d for d in datasets if d in target.datasets), target.sigmas)
-        found.append(reproduction.section(shelf, asked, with_figures=with_figures))
+        found.append(reproduction.section(index, asked, with_figures=with_figures))
     return found
 
 

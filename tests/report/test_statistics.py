@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from dpcert.analysis.correlate import drawn_groups
 from dpcert.certification.metrics import average_certified_radius
-from dpcert.experiment.analyze import summary as analyze_summary
-from dpcert.experiment.grid import Cell
+from dpcert.report.result_index import Place, ResultIndex
 from dpcert.report.sample_claims import by_radius
-from dpcert.report.shelf import Place, Shelf
 from dpcert.report.statistics import by_class, correlations, example_groups, gain, metric_and_radius, weakest
 from dpcert.report.tables import read_run
+from dpcert.runs.analyze import summary as analyze_summary
+from dpcert.runs.grid import Cell
 from dpcert.store.records import CertificateRow, SampleRow
 from tests.grid_fakes import fake_run, radius_of
 
@@ -104,7 +104,7 @@ def test_the_page_the_command_and_the_claims_say_the_same(tmp_path):
     page = {found.metric: found.correlation.rank for found in correlations(facts.analysed)}
     command = {line[0]: line[4] for line in analyze_summary(facts.samples)}
     assert {name: f"{rank:+.3f}" for name, rank in page.items()} == command
-    measured = Shelf({Place("mnist", "dpsgd", 0.5): folder}).certified("mnist", "dpsgd", 0.5)
+    measured = ResultIndex({Place("mnist", "dpsgd", 0.5): folder}).certified("mnist", "dpsgd", 0.5)
     groups = drawn_groups(*metric_and_radius(facts.analysed, "lipschitz"), 0.5)
     middles, logarithms = by_radius(measured, "lipschitz", 0.5)
     assert middles == pytest.approx([group.middle for group in groups])

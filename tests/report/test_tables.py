@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpcert.experiment.grid import Cell
 from dpcert.report.html import render
 from dpcert.report.tables import read_run, summary
+from dpcert.runs.grid import Cell
 from dpcert.store.durable import write_checked_json
 from tests.grid_fakes import fake_run, radius_of
 

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from dpcert.experiment.grid import Cell
 from dpcert.report.paper import OTHER_FORMULA
-from dpcert.report.shelf import Place, Shelf
+from dpcert.report.result_index import Place, ResultIndex
 from dpcert.report.verdicts import (
     Figure,
     accuracy_verdict,
@@ -19,6 +18,7 @@ from dpcert.report.verdicts import (
     marked,
     verdict,
 )
+from dpcert.runs.grid import Cell
 from tests.grid_fakes import fake_run, radius_of
 
 CASES = [  # ours, its error, the paper's, the word
@@ -66,7 +66,7 @@ def _seeds(tmp_path, means):
     for cell, mean in zip(cells, means, strict=True):
         fake_run(tmp_path, cell, {0.5: radius_of(mean, 0.5, seed=1)}, clean=mean)
     places = {Place("mnist", "dpsgd", 0.5, cell.seed): tmp_path / cell.name for cell in cells}
-    return Shelf(places).seeds("mnist", "dpsgd", 0.5)
+    return ResultIndex(places).seeds("mnist", "dpsgd", 0.5)
 
 
 def test_one_seed_has_the_error_of_its_images(tmp_path):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dpcert.errors import ConfigError, DpcertError
-from dpcert.experiment.config import Config, parse, parse_assignment, read_toml
-from dpcert.experiment.run import resolve
 from dpcert.models.registry import build_model
+from dpcert.runs.config import Config, parse, parse_assignment, read_toml
+from dpcert.runs.run import resolve
 from tests.security.guards import watched
 
 KEYS = {

@@ -12,8 +12,8 @@ import pytest
 
 from dpcert.cli import main
 from dpcert.errors import RunError
-from dpcert.experiment import run as experiment
 from dpcert.privacy.ledger import Ledger
+from dpcert.runs import run as experiment
 from dpcert.store import durable
 from dpcert.store.runs import RunDirectory
 from tests.faults import scene
@@ -243,7 +243,7 @@ def test_twin_without_the_first_look_each_operation_still_refuses(made, outside,
 def test_twin_that_follows_links_is_caught(made, outside, tmp_path, monkeypatch):
     """As it was: finishing a run emptied the folder that private/ led to, and changed its mode."""
     monkeypatch.setattr(RunDirectory, "refuse_links", lambda directory: None)
-    for module in ("dpcert.store.durable", "dpcert.store.runs", "dpcert.experiment.run"):
+    for module in ("dpcert.store.durable", "dpcert.store.runs", "dpcert.runs.run"):
         monkeypatch.setattr(f"{module}.refuse_link", lambda path: None)
     monkeypatch.setattr(os, "O_NOFOLLOW", 0)
     before = state_of(outside)

@@ -17,7 +17,7 @@ import dpcert
 from dpcert.cli import main
 from dpcert.data import cifar, registry
 from dpcert.errors import DpcertError
-from dpcert.experiment.config import parse, read_toml
+from dpcert.runs.config import parse, read_toml
 from dpcert.training.loop import Interrupted
 from tests.conftest import blobs
 from tests.security.guards import UnpickledError, no_unpickling
@@ -146,11 +146,11 @@ def hostile_files(tmp_path: Path) -> dict[str, object]:
             copy = tmp_path / f"run-{name}-{source}"
             shutil.copytree(folder / "run", copy)
             shutil.copy(tmp_path / source, copy / name)
-            return dpcert.experiment.run.load_run(copy, (1, 8, 8), 3)
+            return dpcert.runs.run.load_run(copy, (1, 8, 8), 3)
 
         return load
 
-    from dpcert.experiment.predict import read_images
+    from dpcert.runs.predict import read_images
 
     return {
         "objects in .npz": lambda folder: dpcert.data.dataset.read_npz(tmp_path / "objects.npz"),

@@ -108,7 +108,7 @@ def test_the_release_read_off_the_weights_is_the_noised_sum():
     released = game.release(0)
     clipped = ClippedSum(game.noiseless(0), 0.1, torch.zeros(4))
     torch.testing.assert_close(released, noise.add(clipped, 1.0, bytes(32), 0), rtol=0, atol=1e-6)
-    assert sum(p.numel() for p in game.problem.model.parameters()) <= 300
+    assert sum(p.numel() for p in game.context.model.parameters()) <= 300
 
 
 def test_engines_agree_in_the_audit():

@@ -20,7 +20,7 @@ from dpcert.privacy.mechanism import Mechanism, opening_facts
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions, stream_bytes
 from dpcert.training import loop
 from dpcert.training.loop import Settings
-from dpcert.training.step import Problem, private_step
+from dpcert.training.step import StepContext, private_step
 
 KEY = key_from_seed(7, "test")
 SIZE = 100_000
@@ -155,7 +155,9 @@ def stepped(physical_batch: int, step: int = 0) -> torch.Tensor:
     method = dpcert.method("dpsgd")
     engines = choose("auto", model, method.loss, (1, 10, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=48.0 / (0.1 * plan.noise_multiplier))
-    problem = Problem(model, images, labels, method, Clip(method.clip_rule, 0.1), engines, mechanism, optimizer, physical_batch)
+    problem = StepContext(
+        model, images, labels, method, Clip(method.clip_rule, 0.1), engines, mechanism, optimizer, physical_batch
+    )
     private_step(problem, step)
     return (before - model[1].weight.detach()).flatten().double()
 

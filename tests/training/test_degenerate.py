@@ -15,7 +15,7 @@ from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, opening_facts
 from dpcert.rng import key_from_seed
 from dpcert.training.loop import Settings, plan_for
-from dpcert.training.step import Problem, clipped_sum, private_step
+from dpcert.training.step import StepContext, clipped_sum, private_step
 from tests.conftest import blobs
 
 SETTINGS = Settings(
@@ -26,7 +26,7 @@ METHODS = ("dpsgd", "dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer", "
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "3e38": 3e38}
 
 
-def problem(method="dpsgd", engine="vmap", poison=None, batch_size=10) -> Problem:
+def problem(method="dpsgd", engine="vmap", poison=None, batch_size=10) -> StepContext:
     """A step's surroundings; record 7 holds what no loader would let in."""
     data = dpcert.Dataset(**blobs(0), classes=3, size=240)
     if poison is not None:
@@ -40,7 +40,9 @@ def problem(method="dpsgd", engine="vmap", poison=None, batch_size=10) -> Proble
     mechanism = Mechanism(plan, key, ledger)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     engines = choose(engine, model, chosen.loss, (1, 8, 8))
-    return Problem(model, data.x_train, data.y_train, chosen, Clip(chosen.clip_rule, 0.1), engines, mechanism, optimizer, 480)
+    return StepContext(
+        model, data.x_train, data.y_train, chosen, Clip(chosen.clip_rule, 0.1), engines, mechanism, optimizer, 480
+    )
 
 
 def sums(method, engine, kind, records):

@@ -14,9 +14,9 @@ from torch import nn
 
 import dpcert
 from dpcert.errors import DpcertError, LedgerError, RunError
-from dpcert.experiment import run as experiment
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.statement import state
+from dpcert.runs import run as experiment
 from dpcert.store.runs import RunDirectory
 from dpcert.training import step
 from dpcert.training.loop import Interrupted

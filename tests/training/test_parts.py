@@ -11,7 +11,7 @@ from dpcert.gradients.choose import choose
 from dpcert.gradients.engine import Clip
 from dpcert.privacy.clipping import Flat
 from dpcert.rng import POSITIONS_PER_BLOCK
-from dpcert.training.step import Problem, _part_sizes, _parts, small_parts_change_no_bit
+from dpcert.training.step import StepContext, _part_sizes, _parts, small_parts_change_no_bit
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def test_small_parts_are_used_only_where_they_change_no_bit(honest):
     method = dpcert.method("dp-gaussian", copies=2)
     mechanism = SimpleNamespace(plan=SimpleNamespace(batch_size=512))
     model, images = dpcert.build_model("linear"), torch.rand(4, 1, 28, 28)
-    problem = Problem(model, images, torch.zeros(4), method, Clip(Flat(), 0.1), (Engine(honest),), mechanism, None, 480)
+    problem = StepContext(model, images, torch.zeros(4), method, Clip(Flat(), 0.1), (Engine(honest),), mechanism, None, 480)
     assert small_parts_change_no_bit(problem) is honest
 
 
@@ -85,7 +85,7 @@ def test_small_parts_change_no_bit_of_the_papers_cnn_here():
     model, images = dpcert.build_model("cnn", seed=0), torch.rand(4, 1, 28, 28)
     mechanism = SimpleNamespace(plan=SimpleNamespace(batch_size=64))
     engines = choose("auto", model, method.loss, (1, 28, 28))
-    problem = Problem(model, images, torch.zeros(4), method, Clip(Flat(), 0.1), engines, mechanism, None, 480)
+    problem = StepContext(model, images, torch.zeros(4), method, Clip(Flat(), 0.1), engines, mechanism, None, 480)
     found = small_parts_change_no_bit(problem)
     large, small = _part_sizes(replace(problem, small_parts=found), 480)
     assert isinstance(found, bool) and (large == small or found)

@@ -12,9 +12,9 @@ import torch
 
 import dpcert
 from dpcert.cli import main
-from dpcert.experiment import run as experiment
 from dpcert.gradients import engine
 from dpcert.privacy import mechanism
+from dpcert.runs import run as experiment
 from dpcert.store.durable import write_checked_json
 from dpcert.store.metrics import read_metrics
 from dpcert.training import loop

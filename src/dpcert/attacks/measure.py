@@ -12,7 +12,7 @@ from ..certification.votes import device_of, voting
 from ..input_gradients import for_input_gradients
 from ..rng import Purpose, bulk_normal
 from ..views.smoothadv import uphill
-from ..workers import share, worker_count
+from ..workers import parallel_map, worker_count
 from .kinds import LINF, Attack
 from .norms import L2, Ball, Linf
 
@@ -78,7 +78,7 @@ def base_right(
         tell(len(part.x) * how.starts)
         return right
 
-    return torch.cat(list(share(copies, work, images.parts(rows))))
+    return torch.cat(list(parallel_map(copies, work, images.parts(rows))))
 
 
 def smoothed_right(
@@ -106,7 +106,7 @@ def smoothed_right(
             tell(len(part.x))
             return moved
 
-        found.append(torch.cat(list(share(_copies(model), work, parts))))
+        found.append(torch.cat(list(parallel_map(_copies(model), work, parts))))
     right = torch.ones(len(images.x), dtype=torch.bool)
     needed = {Purpose.PREDICT: smoothing.votes * len(found)}
     with voting(model, images.x, sigma=smoothing.sigma, key=key, votes=needed) as counters:
@@ -120,7 +120,7 @@ def smoothed_right(
                 return bool(own > votes.max())
 
             standing = right.nonzero()[:, 0].tolist()
-            for place, stays in zip(standing, share(counters, is_right, standing), strict=True):
+            for place, stays in zip(standing, parallel_map(counters, is_right, standing), strict=True):
                 right[place] = stays
     return right
 

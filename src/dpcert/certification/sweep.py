@@ -15,9 +15,9 @@ from ..errors import DataError, RunError
 from ..outputs import require_logits
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
-from ..store.growing import grow
+from ..store.growing import append_missing_rows
 from ..store.records import CertificateRow, RobustRow
-from ..workers import share
+from ..workers import parallel_map
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .smooth import Counter
@@ -152,7 +152,7 @@ def certify(
     key = secret_key() if seed is None else key_from_seed(seed, "certify")
     found: list[smooth.Certificate] = []
     with _counters(model, x, request, key, batch) as counters:
-        outcomes = share(counters, lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
+        outcomes = parallel_map(counters, lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
         for certificate in outcomes:
             found.append(certificate)
             progress(len(found), len(x))
@@ -229,7 +229,9 @@ def certify_to_file(
         return row.radius if row.correct else 0.0
 
     with _counters(model, x, request, key, batch) as counters:
-        return grow(CertificateRow, path, indices, lambda todo: share(counters, row, todo), progress, mean_of=("acr", earned))
+        return append_missing_rows(
+            CertificateRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("acr", earned)
+        )
 
 
 def decide_to_file(
@@ -258,7 +260,9 @@ def decide_to_file(
         return float(row.votes)
 
     with _counters(model, x, request, key, batch) as counters:
-        return grow(RobustRow, path, indices, lambda todo: share(counters, row, todo), progress, mean_of=("votes each", votes))
+        return append_missing_rows(
+            RobustRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("votes each", votes)
+        )
 
 
 def check_radius(radius: float, sigma: float) -> None:

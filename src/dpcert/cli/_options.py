@@ -68,8 +68,8 @@ def assignments(
     examples: str | None = None,
 ) -> Mapping[str, Any]:
     """The options as config keys; ``--set`` is the last word."""
-    from ..experiment.config import parse_assignment
-    from ..experiment.run import seed_everything_visible
+    from ..runs.config import parse_assignment
+    from ..runs.run import seed_everything_visible
 
     given: dict[str, Any] = {"method.sigma": sigma, "privacy.epsilon": epsilon, "privacy.delta": delta, "train.device": device}
     chosen = {key: value for key, value in given.items() if value is not None} | seed_everything_visible(seed)

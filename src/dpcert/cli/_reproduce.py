@@ -13,12 +13,12 @@ import typer
 
 from .._validate import integer_in
 from ..errors import RunError
-from ..experiment.estimate import Estimator, as_words
-from ..experiment.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
-from ..experiment.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
-from ..experiment.reproduce import Failure, Runner, Tell
 from ..report import reproduction
-from ..report.shelf import Place, Shelf
+from ..report.result_index import Place, ResultIndex
+from ..runs.estimate import Estimator, as_words
+from ..runs.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
+from ..runs.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
+from ..runs.reproduce import Failure, Runner, Tell
 from ..store.runs import RunDirectory
 from ._show import print_table
 
@@ -133,12 +133,12 @@ def show(asked: Request, figures: Path | None, markdown: Path | None) -> None:
     needs = needs_of(asked.targets, asked.datasets)
     for need in needs:
         check_request(RunDirectory(asked.results / need.cell.name), need.cell)
-    shelf = Shelf(_places(needs, asked.results))
+    index = ResultIndex(_places(needs, asked.results))
     sections = []
     for target in asked.targets:
         datasets = tuple(name for name in asked.datasets if name in target.datasets)
         wanted = reproduction.Asked(target.name, target.paper, datasets, target.sigmas)
-        sections.append(reproduction.section(shelf, wanted, with_figures=figures is not None))
+        sections.append(reproduction.section(index, wanted, with_figures=figures is not None))
     for part in sections:
         typer.echo(f"\n{part.asked.name}: {part.asked.paper}")
         for table in part.tables:

@@ -23,7 +23,7 @@ def analyze(
 
     Example:  dpcert analyze runs/mnist-dp-gaussian
     """
-    from ..experiment import analyze as own
+    from ..runs import analyze as own
     from ._show import print_table, progress_bar
 
     request = own.AnalyzeRequest(o.examples_of(examples), seed, layer, batch)

@@ -33,7 +33,7 @@ def attack(
 
     Example:  dpcert attack runs/mnist-dp-gaussian --attack pgd-l2 --smoothed
     """
-    from ..experiment import attack as own
+    from ..runs import attack as own
     from ._show import print_table, progress_bar
 
     names = tuple(attacks or ("fgsm",))

@@ -10,7 +10,7 @@ import typer
 from . import _options as o
 
 if TYPE_CHECKING:
-    from ..experiment.run import CertifyRequest
+    from ..runs.run import CertifyRequest
 
 
 def certify(
@@ -43,7 +43,7 @@ def certify(
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
     from ..certification.sweep import Request
-    from ..experiment.run import CertifyRequest, read_config
+    from ..runs.run import CertifyRequest, read_config
 
     chosen = read_config(run).certification_sigma if sigma is None else sigma
     how = Request(chosen, n0, n, alpha, fresh_noise, skip_misclassified)
@@ -56,7 +56,7 @@ def certify(
 
 def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
     """Certify with a progress bar and print the average certified radius."""
-    from ..experiment import run as experiment
+    from ..runs import run as experiment
     from ._show import progress_bar
 
     with progress_bar("data", "bytes") as fetching, progress_bar("certify", "images") as certifying:
@@ -86,7 +86,7 @@ def _what_alpha_is(figures: dict[str, Any], alpha: float, thing: str) -> str:
 
 def decide_and_tell(run: Path, request: CertifyRequest, radius: float, device: str) -> None:
     """Decide robustness at one radius with a progress bar and print the share and the votes saved."""
-    from ..experiment import run as experiment
+    from ..runs import run as experiment
     from ._show import progress_bar
 
     with progress_bar("data", "bytes") as fetching, progress_bar("decide", "images") as deciding:

@@ -22,7 +22,7 @@ def predict(
 
     Example:  dpcert predict runs/mnist-dp-gaussian digit.png
     """
-    from ..experiment import predict as own
+    from ..runs import predict as own
     from ._show import print_table, progress_bar
 
     with progress_bar("predict", "images") as progress:

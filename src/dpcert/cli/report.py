@@ -38,7 +38,7 @@ def report(
 
 def _with_images(runs: "list[RunFacts]") -> "list[RunFacts]":
     """The runs with the images their certificates are about: the report reads rows only and loads no data set."""
-    from ..experiment.images import TestImages
+    from ..runs.images import TestImages
 
     loader, found = TestImages(), []
     for run in runs:

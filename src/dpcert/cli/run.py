@@ -18,7 +18,7 @@ def run(
 
     Example:  dpcert run fashion-mnist/dp-gaussian --sigma 0.25 --examples 1000
     """
-    from ..experiment import run as experiment
+    from ..runs import run as experiment
     from .certify import certify_and_tell
     from .report import report
     from .train import train_and_tell

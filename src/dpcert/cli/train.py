@@ -10,7 +10,7 @@ import typer
 from . import _options as o
 
 if TYPE_CHECKING:
-    from ..experiment.config import Config
+    from ..runs.config import Config
 
 
 def train(
@@ -33,7 +33,7 @@ def train(
 
     Example:  dpcert train mnist/dp-gaussian --epsilon 3 --out runs/mine
     """
-    from ..experiment import run as experiment
+    from ..runs import run as experiment
 
     chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples)
     config = experiment.resolve(source, chosen)
@@ -42,7 +42,7 @@ def train(
 
 def train_and_tell(config: Config, folder: Path) -> None:
     """Train with a progress bar and print the privacy statement."""
-    from ..experiment import run as experiment
+    from ..runs import run as experiment
     from ..store.runs import RunDirectory
     from ..training.loop import is_finished
     from ._show import progress_bar

@@ -16,10 +16,10 @@ from pathlib import PurePath
 from typing import Any
 
 from ..errors import DpcertError, RunError, VerifyError
-from ..experiment.config import Config, parse_text
 from ..methods import METHODS
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state
+from ..runs.config import Config, parse_text
 from ..store.durable import sha256_hex
 from ..store.metrics import parse_unread_metrics
 from ..store.opened import open_rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..certification.metrics import radii_to_show
 from ..published import BASELINES, SIGMAS, VARIANTS
 from .paper import CLIP_NORM, LEARNING_RATE, QUOTED, QUOTED_RADII, TITLES
-from .shelf import Measured, Seeds, Shelf
+from .result_index import Measured, ResultIndex, Seeds
 from .verdicts import NOT_RUN
 
 SIMILAR = 0.05
@@ -31,7 +31,7 @@ class Finding:
     figures: str
 
 
-Check = Callable[[Shelf, str, float], Finding | None]  # None: a run it needs is missing
+Check = Callable[[ResultIndex, str, float], Finding | None]  # None: a run it needs is missing
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,12 @@ class Judged:
         return NOT_RUN if self.finding is None else _STATES[self.finding.holds]
 
 
-def judge(claims: Iterable[Claim], shelf: Shelf, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> list[Judged]:
+def judge(
+    claims: Iterable[Claim], index: ResultIndex, target: str, datasets: Sequence[str], sigmas: Sequence[float]
+) -> list[Judged]:
     """All claims about one target."""
     return [
-        Judged(claim, dataset, sigma, claim.check(shelf, dataset, sigma))
+        Judged(claim, dataset, sigma, claim.check(index, dataset, sigma))
         for claim in claims
         if claim.target == target
         for dataset in claim.datasets
@@ -92,23 +94,23 @@ def _collapsed(runs: Iterable[Seeds]) -> Finding:
     return Finding(None, f"no image is certified, there is nothing to compare with: {_acr(runs)}")
 
 
-def _groups(shelf: Shelf, dataset: str, sigma: float) -> tuple[list[Seeds], list[Seeds]] | None:
-    ours, others = shelf.all_seeds(dataset, VARIANTS, sigma), shelf.all_seeds(dataset, BASELINES, sigma)
+def _groups(index: ResultIndex, dataset: str, sigma: float) -> tuple[list[Seeds], list[Seeds]] | None:
+    ours, others = index.all_seeds(dataset, VARIANTS, sigma), index.all_seeds(dataset, BASELINES, sigma)
     return None if ours is None or others is None else (ours, others)
 
 
-def higher_acr(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def higher_acr(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Every variant's ACR above every baseline's."""
-    groups = _groups(shelf, dataset, sigma)
+    groups = _groups(index, dataset, sigma)
     if groups is None:
         return None
     low, high = min(groups[0], key=lambda run: run.acr), max(groups[1], key=lambda run: run.acr)
     return Finding(low.acr > high.acr, f"lowest of DP-CERT: {_acr([low])}; highest baseline: {_acr([high])}")
 
 
-def higher_at_quarter(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def higher_at_quarter(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The same for certified accuracy at radius 0.25."""
-    groups = _groups(shelf, dataset, sigma)
+    groups = _groups(index, dataset, sigma)
     if groups is None:
         return None
     low, high = (pick(group, key=lambda run: run.share(0.25)) for pick, group in zip((min, max), groups, strict=True))
@@ -116,9 +118,9 @@ def higher_at_quarter(shelf: Shelf, dataset: str, sigma: float) -> Finding | Non
     return Finding(low.share(0.25) > high.share(0.25), f"lowest of DP-CERT: {shares[0]}; highest baseline: {shares[1]}")
 
 
-def much_better(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def much_better(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Every variant's ACR, the area under its curve, is more than 10 % above every baseline's."""
-    groups = _groups(shelf, dataset, sigma)
+    groups = _groups(index, dataset, sigma)
     if groups is None:
         return None
     low, high = min(groups[0], key=lambda run: run.acr), max(groups[1], key=lambda run: run.acr)
@@ -133,9 +135,9 @@ def much_better(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
     return Finding(lead is None or lead > _MUCH, words)
 
 
-def lower_clean_accuracy(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def lower_clean_accuracy(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The variants' clean accuracy is below PSAC's on the whole."""
-    ours, psac = shelf.all_seeds(dataset, VARIANTS, sigma), shelf.seeds(dataset, "psac", sigma)
+    ours, psac = index.all_seeds(dataset, VARIANTS, sigma), index.seeds(dataset, "psac", sigma)
     if ours is None or psac is None or psac.clean is None:
         return None
     clean = [run.clean for run in ours if run.clean is not None]
@@ -145,9 +147,9 @@ def lower_clean_accuracy(shelf: Shelf, dataset: str, sigma: float) -> Finding | 
     return Finding(mean < psac.clean, f"DP-CERT {min(clean):.2f} to {max(clean):.2f} %, PSAC {psac.clean:.2f} %")
 
 
-def no_drastic_fall(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def no_drastic_fall(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Neither ACR nor certified accuracy at 0.25 falls below half of what it is at sigma 0.25, for every variant."""
-    first, last = shelf.all_seeds(dataset, VARIANTS, SIGMAS[0]), shelf.all_seeds(dataset, VARIANTS, sigma)
+    first, last = index.all_seeds(dataset, VARIANTS, SIGMAS[0]), index.all_seeds(dataset, VARIANTS, sigma)
     if first is None or last is None:
         return None
     if min(run.acr for run in first) == 0:
@@ -160,10 +162,10 @@ def no_drastic_fall(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
     return Finding(good, "; ".join(words))
 
 
-def dpsgd_not_always_below_regular(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def dpsgd_not_always_below_regular(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DPSGD's ACR is somewhere not below Regular's: one place shows it, only all of them refute it."""
     places = [(name, s) for name in ("mnist", "fashion-mnist") for s in SIGMAS]
-    found = {place: runs for place in places if (runs := shelf.all_seeds(place[0], ("dpsgd", "regular"), place[1]))}
+    found = {place: runs for place in places if (runs := index.all_seeds(place[0], ("dpsgd", "regular"), place[1]))}
     shown = any(runs[0].acr >= runs[1].acr for runs in found.values())
     if not shown and len(found) < len(places):
         return None
@@ -171,30 +173,30 @@ def dpsgd_not_always_below_regular(shelf: Shelf, dataset: str, sigma: float) -> 
     return Finding(shown, f"DPSGD to Regular, {', '.join(words)}")
 
 
-def similar_variants(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def similar_variants(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The four ACR are within 5 % of the best."""
-    ours = shelf.all_seeds(dataset, VARIANTS, sigma)
+    ours = index.all_seeds(dataset, VARIANTS, sigma)
     if ours is None:
         return None
     gain = _gain(min(run.acr for run in ours), max(run.acr for run in ours))
     return _collapsed(ours) if gain is None else Finding(-gain <= SIMILAR, f"{_acr(ours)}: {-100 * gain:.1f} % apart")
 
 
-def transdenoiser_lead(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def transdenoiser_lead(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """TransDenoiser is less than 40 % better than SecureSGD: of quoted data, no run of ours."""
     ahead = [100 * (a / b - 1) for a, b in zip(QUOTED["TransDenoiser"], QUOTED["SecureSGD"], strict=True)]
     words = ", ".join(f"{lead:.0f} % at {radius:g}" for lead, radius in zip(ahead, QUOTED_RADII, strict=True))
     return Finding(max(ahead) < 40, words)
 
 
-def not_run(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def not_run(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """About CIFAR-10 runs, of which there are none."""
     return None
 
 
 def _without_gain(base: str, part: str) -> Check:
-    def check(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
-        runs = shelf.all_seeds(dataset, (base, f"{base}+{part}"), sigma)
+    def check(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
+        runs = index.all_seeds(dataset, (base, f"{base}+{part}"), sigma)
         if runs is None:
             return None
         gain = _gain(runs[1].acr, runs[0].acr)
@@ -203,10 +205,10 @@ def _without_gain(base: str, part: str) -> Check:
     return check
 
 
-def simplest_is_as_good(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def simplest_is_as_good(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Gaussian within 5 % of the best of the six."""
     names = [f"{base}{part}" for base in VARIANTS[:2] for part in ("", "+psac", "+consistency")]
-    runs = shelf.all_seeds(dataset, names, sigma)
+    runs = index.all_seeds(dataset, names, sigma)
     if runs is None:
         return None
     best = max(runs, key=lambda run: run.acr)
@@ -219,14 +221,14 @@ def simplest_is_as_good(shelf: Shelf, dataset: str, sigma: float) -> Finding | N
 COPIES = {"0": "copies1-replaced", "2": "", "4": "copies4", "6": "copies6", "8": "copies8"}
 
 
-def _by_copies(shelf: Shelf, dataset: str, sigma: float, lines: Iterable[str] = COPIES) -> dict[str, Seeds] | None:
-    found = {line: shelf.seeds(dataset, "dp-gaussian", sigma, COPIES[line]) for line in lines}
+def _by_copies(index: ResultIndex, dataset: str, sigma: float, lines: Iterable[str] = COPIES) -> dict[str, Seeds] | None:
+    found = {line: index.seeds(dataset, "dp-gaussian", sigma, COPIES[line]) for line in lines}
     return {line: runs for line, runs in found.items() if runs} if all(found.values()) else None
 
 
-def little_gain_beyond_two(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def little_gain_beyond_two(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """K = 4, 6, 8 gain at most 5 % ACR over K = 2."""
-    runs = _by_copies(shelf, dataset, sigma, ("2", "4", "6", "8"))
+    runs = _by_copies(index, dataset, sigma, ("2", "4", "6", "8"))
     if runs is None:
         return None
     gain = _gain(max(run.acr for run in runs.values()), runs["2"].acr)
@@ -236,9 +238,9 @@ def little_gain_beyond_two(shelf: Shelf, dataset: str, sigma: float) -> Finding 
     return Finding(gain <= SIMILAR, f"{words}: at most {100 * gain:+.1f} %")
 
 
-def unchanged_by_copies(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def unchanged_by_copies(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Certified accuracy of the five lines stays within 5 points at each radius."""
-    runs = _by_copies(shelf, dataset, sigma)
+    runs = _by_copies(index, dataset, sigma)
     if runs is None:
         return None
     shares = {r: [run.share(r) for run in runs.values()] for r in radii_to_show(sigma)}
@@ -247,30 +249,30 @@ def unchanged_by_copies(shelf: Shelf, dataset: str, sigma: float) -> Finding | N
     return Finding(width <= SIMILAR, f"at most {100 * width:.1f} points between the lines, at radius {widest:g}")
 
 
-def copies_above_dpsgd(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def copies_above_dpsgd(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Every line, 0 included, has a larger ACR than DPSGD."""
-    runs, dpsgd = _by_copies(shelf, dataset, sigma), shelf.seeds(dataset, "dpsgd", sigma)
+    runs, dpsgd = _by_copies(index, dataset, sigma), index.seeds(dataset, "dpsgd", sigma)
     if runs is None or dpsgd is None:
         return None
     lowest = min(run.acr for run in runs.values())
     return Finding(lowest > dpsgd.acr, f"lowest of the lines {lowest:.3f}, {_acr([dpsgd])}")
 
 
-def fewer_copies_keep_accuracy(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def fewer_copies_keep_accuracy(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Clean accuracy with K = 2 is not below that with K = 8."""
-    runs = _by_copies(shelf, dataset, sigma, ("2", "4", "6", "8"))
+    runs = _by_copies(index, dataset, sigma, ("2", "4", "6", "8"))
     clean = {line: run.clean for line, run in (runs or {}).items() if run.clean is not None}
     if runs is None or len(clean) < len(runs):
         return None
     return Finding(clean["2"] >= clean["8"], ", ".join(f"K={line} {value:.2f} %" for line, value in clean.items()))
 
 
-def swept(shelf: Shelf, dataset: str, table: dict[tuple[str, float], float], key: str) -> dict[float, float | None]:
+def swept(index: ResultIndex, dataset: str, table: dict[tuple[str, float], float], key: str) -> dict[float, float | None]:
     """Our clean accuracy for each value of a sweep of DP-Gaussian at sigma 0.25; the preset's value has no change."""
     found: dict[float, float | None] = {}
     for value in [value for name, value in table if name == dataset]:
-        run = shelf.get(dataset, "dp-gaussian", 0.25, f"{key}{value:g}") or (
-            shelf.get(dataset, "dp-gaussian", 0.25) if _is_preset(table, dataset, value) else None
+        run = index.get(dataset, "dp-gaussian", 0.25, f"{key}{value:g}") or (
+            index.get(dataset, "dp-gaussian", 0.25) if _is_preset(table, dataset, value) else None
         )
         found[value] = None if run is None else run.clean
     return found
@@ -282,8 +284,8 @@ def _is_preset(table: dict[tuple[str, float], float], dataset: str, value: float
 
 
 def _sweep(table: dict[tuple[str, float], float], key: str, judged: Callable[[dict[float, float], float], bool]) -> Check:
-    def check(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
-        found = swept(shelf, dataset, table, key)
+    def check(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
+        found = swept(index, dataset, table, key)
         values = {value: clean for value, clean in found.items() if clean is not None}
         if len(values) < len(found):
             return None

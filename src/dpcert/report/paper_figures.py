@@ -12,8 +12,8 @@ from ..store.durable import write_atomically
 from ..store.records import METRICS
 from .claims import COPIES
 from .paper import QUOTED, QUOTED_RADII, TITLES
+from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import by_radius, logs, radii
-from .shelf import Measured, Seeds, Shelf
 
 COLOURS = {
     "regular": "#4a4a4a",
@@ -63,7 +63,7 @@ def _curve(axes: Any, run: Seeds, label: str, colour: str, dashes: str) -> None:
 Line = tuple[str, str, str, str, str]  # method, change, label, colour, dashes
 
 
-def _curves_figure(shelf: Shelf, lines: Sequence[Line], datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def _curves_figure(index: ResultIndex, lines: Sequence[Line], datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """Certified accuracy by radius: data sets below each other, sigmas side by side (one sigma: data sets side by side)."""
     grid = [[(dataset, sigma) for sigma in sigmas] for dataset in datasets]
     if len(sigmas) == 1:
@@ -73,7 +73,7 @@ def _curves_figure(shelf: Shelf, lines: Sequence[Line], datasets: Sequence[str],
     for (dataset, sigma), axes in zip([place for row in grid for place in row], panels.ravel(), strict=True):
         missing = []
         for method, change, label, colour, dashes in lines:
-            run = shelf.seeds(dataset, method, sigma, change)
+            run = index.seeds(dataset, method, sigma, change)
             if run is None:
                 missing.append(label)
                 continue
@@ -100,22 +100,22 @@ _COPY_LINES: list[Line] = [
 ] + [("dpsgd", "", "DPSGD (no augmentation)", COLOURS["dpsgd"], "--")]
 
 
-def certified_accuracy(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def certified_accuracy(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """Methods by radius, a panel for each sigma."""
-    return _curves_figure(shelf, _METHOD_LINES, datasets, sigmas)
+    return _curves_figure(index, _METHOD_LINES, datasets, sigmas)
 
 
-def consistency_and_psac(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def consistency_and_psac(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """DP-Gaussian and DP-SmoothAdv, with consistency, with PSAC."""
-    return _curves_figure(shelf, _PART_LINES, datasets, sigmas)
+    return _curves_figure(index, _PART_LINES, datasets, sigmas)
 
 
-def augmentations(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def augmentations(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """DP-Gaussian by its number of augmentations."""
-    return _curves_figure(shelf, _COPY_LINES, datasets, sigmas)
+    return _curves_figure(index, _COPY_LINES, datasets, sigmas)
 
 
-def cifar10_comparison(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """The quoted curves, and each as a change against TransDenoiser, the paper's axis. No run of ours stands in it."""
     figure, panels = _panels(1, 2, 3.0)
     for (name, values), colour in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
@@ -132,21 +132,25 @@ def cifar10_comparison(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[f
     return figure
 
 
-def _analysed(shelf: Shelf, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
+def _analysed(index: ResultIndex, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
     """The runs with per-sample metrics, and the names of those without."""
-    runs = [run for name in methods if (run := shelf.certified(dataset, name, sigma)) is not None and run.samples]
+    runs = [run for name in methods if (run := index.certified(dataset, name, sigma)) is not None and run.samples]
     there = {run.place.method for run in runs}
     return runs, [TITLES[name] for name in methods if name not in there]
 
 
 def _metric_panels(
-    shelf: Shelf, dataset: str, groups: Sequence[Sequence[str]], sigma: float, draw: Callable[[Any, list[Measured], str], None]
+    index: ResultIndex,
+    dataset: str,
+    groups: Sequence[Sequence[str]],
+    sigma: float,
+    draw: Callable[[Any, list[Measured], str], None],
 ) -> Any | None:
     figure, panels = _panels(len(groups), len(METRICS))
     drawn = 0
     for methods, row in zip(groups, panels, strict=True):
         for metric, axes in zip(METRICS, row, strict=True):
-            runs, missing = _analysed(shelf, dataset, methods, sigma)
+            runs, missing = _analysed(index, dataset, methods, sigma)
             if runs:
                 draw(axes, runs, metric)
                 drawn += 1
@@ -169,7 +173,7 @@ def _edges(runs: Sequence[Measured], metric: str) -> np.ndarray:
     return np.histogram_bin_edges(np.concatenate([logs(run, metric) for run in runs]), 30)
 
 
-def metric_histograms(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
+def metric_histograms(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
     """The three metrics: baselines and DP-Gaussian above, the variants of DP-CERT below."""
     groups = ((*BASELINES, "dp-gaussian"), VARIANTS)
 
@@ -182,11 +186,11 @@ def metric_histograms(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[fl
     for dataset in datasets:
         for sigma in sigmas:
             key = "" if len(datasets) * len(sigmas) == 1 else f"-{dataset}-sigma{sigma:.2f}"
-            found[key] = _metric_panels(shelf, dataset, groups, sigma, draw)
+            found[key] = _metric_panels(index, dataset, groups, sigma, draw)
     return found
 
 
-def metrics_by_radius(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def metrics_by_radius(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """The log of the mean metric of images grouped by radius."""
     sigma = sigmas[0]
 
@@ -197,19 +201,19 @@ def metrics_by_radius(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[fl
             axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
         axes.set(xlabel="certified radius", ylabel="log10 of the mean")
 
-    return _metric_panels(shelf, datasets[0], [COMPARED], sigma, draw)
+    return _metric_panels(index, datasets[0], [COMPARED], sigma, draw)
 
 
-def metrics_split(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
+def metrics_split(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
     """For each metric: images above tau and below it, baselines and then variants."""
-    return {f"-{metric.split('_')[0]}": _split(shelf, datasets[0], sigmas[0], metric) for metric in METRICS}
+    return {f"-{metric.split('_')[0]}": _split(index, datasets[0], sigmas[0], metric) for metric in METRICS}
 
 
-def _split(shelf: Shelf, dataset: str, sigma: float, metric: str) -> Any | None:
+def _split(index: ResultIndex, dataset: str, sigma: float, metric: str) -> Any | None:
     figure, panels = _panels(4, len(THRESHOLDS), 1.9)
     drawn = 0
     for block, methods in enumerate(((*BASELINES, "dp-gaussian"), VARIANTS)):
-        runs, missing = _analysed(shelf, dataset, methods, sigma)
+        runs, missing = _analysed(index, dataset, methods, sigma)
         for column, tau in enumerate(THRESHOLDS):
             for above, axes in zip((True, False), panels[2 * block : 2 * block + 2, column], strict=True):
                 for run in runs:
@@ -227,12 +231,12 @@ def _split(shelf: Shelf, dataset: str, sigma: float, metric: str) -> Any | None:
     return figure if drawn else None
 
 
-def certified_radii(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def certified_radii(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """Distribution of radii; wrong and undecided images stand at 0."""
     figure, panels = _panels(1, 1, 3.4)
     axes, sigma, missing = panels[0][0], sigmas[0], []
     for method in (*BASELINES, "dp-gaussian"):
-        run = shelf.seeds(datasets[0], method, sigma)
+        run = index.seeds(datasets[0], method, sigma)
         if run is None:
             missing.append(TITLES[method])
             continue
@@ -244,7 +248,7 @@ def certified_radii(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[floa
     return figure if len(missing) < 4 else None
 
 
-def fgsm(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
+def fgsm(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """Accuracy of the base models under FGSM by strength, with 95 % intervals."""
     figure, panels = _panels(len(datasets), len(sigmas))
     drawn = 0
@@ -252,7 +256,7 @@ def fgsm(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any 
         for sigma, axes in zip(sigmas, row, strict=True):
             missing = []
             for method in COMPARED:
-                run = shelf.get(dataset, method, sigma)
+                run = index.get(dataset, method, sigma)
                 if run is None or not run.fgsm:
                     missing.append(TITLES[method])
                     continue
@@ -274,7 +278,7 @@ def fgsm(shelf: Shelf, datasets: Sequence[str], sigmas: Sequence[float]) -> Any 
     return figure if drawn else None
 
 
-FIGURES: dict[str, Callable[[Shelf, Sequence[str], Sequence[float]], Any]] = {
+FIGURES: dict[str, Callable[[ResultIndex, Sequence[str], Sequence[float]], Any]] = {
     "figure-certified-accuracy": certified_accuracy,
     "figure-cifar10-comparison": cifar10_comparison,
     "ablation-consistency-psac": consistency_and_psac,
@@ -290,11 +294,11 @@ FIGURES: dict[str, Callable[[Shelf, Sequence[str], Sequence[float]], Any]] = {
 }
 
 
-def draw(shelf: Shelf, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
+def draw(index: ResultIndex, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
     """The figures of a target by file name (without ending); nothing where no run is there."""
     if target not in FIGURES:
         return {}
-    made = FIGURES[target](shelf, datasets, sigmas)
+    made = FIGURES[target](index, datasets, sigmas)
     by_name = made if isinstance(made, dict) else {"": made}
     return {f"{target}{name}": figure for name, figure in by_name.items() if figure is not None}
 

@@ -13,8 +13,8 @@ from ..store.durable import write_atomically
 from . import paper_figures
 from .claims import CLAIMS, NO_PLACE, Judged, judge, swept
 from .paper import CLIP_NORM, LEARNING_RATE, OTHER_FORMULA, TABLE_1, TITLES
+from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import SAMPLE_CLAIMS
-from .shelf import Measured, Seeds, Shelf
 from .tables import as_markdown
 from .verdicts import (
     NOT_COMPARABLE,
@@ -79,29 +79,29 @@ class Section:
     notes: list[str]
 
 
-def section(shelf: Shelf, asked: Asked, *, with_figures: bool) -> Section:
+def section(index: ResultIndex, asked: Asked, *, with_figures: bool) -> Section:
     """One target, made from rows."""
     tables: list[Table] = []
     notes: list[str] = []
     if asked.name == "table1":
-        tables, notes = _table_1(shelf, asked)
+        tables, notes = _table_1(index, asked)
     elif asked.name in _SWEEPS:
-        tables = [_sweep(shelf, asked)]
+        tables = [_sweep(index, asked)]
     if asked.name.startswith(_OF_ONE_SEED):
         notes = ["Metrics and attacks are of the runs of seed 0."]
-    judged = judge((*CLAIMS, *SAMPLE_CLAIMS), shelf, asked.name, asked.datasets, asked.sigmas)
-    figures = paper_figures.draw(shelf, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
+    judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, asked.name, asked.datasets, asked.sigmas)
+    figures = paper_figures.draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
     return Section(asked, tables, judged, figures, notes)
 
 
-def _table_1(shelf: Shelf, asked: Asked) -> tuple[list[Table], list[str]]:
+def _table_1(index: ResultIndex, asked: Asked) -> tuple[list[Table], list[str]]:
     tables: list[Table] = []
     used: list[Measured] = []
     for dataset in asked.shown:
         rows = []
         for sigma in SIGMAS:
             for method in COMPARED:
-                seeds = shelf.seeds(dataset, method, sigma)
+                seeds = index.seeds(dataset, method, sigma)
                 used += [] if seeds is None else seeds.runs
                 rows.append((f"{sigma:g}", TITLES[method], *_beside(seeds, TABLE_1[dataset, method, sigma], method)))
         tables.append(Table(TITLES[dataset], TABLE_HEADINGS, rows))
@@ -151,11 +151,11 @@ def _notes(used: list[Measured]) -> list[str]:
     return notes
 
 
-def _sweep(shelf: Shelf, asked: Asked) -> Table:
+def _sweep(index: ResultIndex, asked: Asked) -> Table:
     table, key, title = _SWEEPS[asked.name]
     rows: list[tuple[str, ...]] = []
     for dataset in asked.shown:
-        for value, clean in swept(shelf, dataset, table, key).items():
+        for value, clean in swept(index, dataset, table, key).items():
             paper = table[dataset, value]
             ours = f"- / {paper:.2f}" if clean is None else _pair(clean, paper)
             rows.append((TITLES[dataset], f"{value:g}", ours, NOT_RUN if clean is None else accuracy_verdict(clean, paper)))

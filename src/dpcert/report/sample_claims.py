@@ -12,7 +12,7 @@ from ..published import BASELINES, COMPARED, SIGMAS, THRESHOLDS, VARIANTS
 from ..store.records import METRICS
 from .claims import SIMILAR, Claim, Finding, titled
 from .paper import TITLES
-from .shelf import Measured, Shelf
+from .result_index import Measured, ResultIndex
 
 NORMS = ("gradient_norm", "hessian_norm")
 _SMALLEST = 1e-12  # a metric of exactly 0 has no logarithm
@@ -59,15 +59,15 @@ def _mode(values: np.ndarray) -> float:
     return float((edges[place] + edges[place + 1]) / 2)
 
 
-def analysed(shelf: Shelf, dataset: str, methods: tuple[str, ...], sigma: float) -> list[Measured] | None:
+def analysed(index: ResultIndex, dataset: str, methods: tuple[str, ...], sigma: float) -> list[Measured] | None:
     """A run of each method with per-sample metrics, or None."""
-    runs = shelf.all_certified(dataset, methods, sigma)
+    runs = index.all_certified(dataset, methods, sigma)
     return runs if runs is not None and all(len(run.samples) >= _FEWEST for run in runs) else None
 
 
-def regular_has_the_greatest_mode(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def regular_has_the_greatest_mode(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The mode of Regular's gradient norms is above those of DPSGD, PSAC and DP-Gaussian."""
-    runs = analysed(shelf, dataset, (*BASELINES, "dp-gaussian"), sigma)
+    runs = analysed(index, dataset, (*BASELINES, "dp-gaussian"), sigma)
     if runs is None:
         return None
     modes = [_mode(logs(run, "gradient_norm")) for run in runs]
@@ -75,18 +75,18 @@ def regular_has_the_greatest_mode(shelf: Shelf, dataset: str, sigma: float) -> F
     return Finding(modes[0] > max(modes[1:]), f"mode of log10: {words}")
 
 
-def dpsgd_is_bimodal(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def dpsgd_is_bimodal(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DPSGD's gradient norms have two modes, Regular's one (Sarle's coefficient against 5/9)."""
-    runs = analysed(shelf, dataset, ("dpsgd", "regular"), sigma)
+    runs = analysed(index, dataset, ("dpsgd", "regular"), sigma)
     if runs is None:
         return None
     dpsgd, regular = (bimodality(logs(run, "gradient_norm")) for run in runs)
     return Finding(dpsgd > _BIMODAL > regular, f"coefficient {dpsgd:.2f} for DPSGD, {regular:.2f} for Regular (limit 0.56)")
 
 
-def fewer_large_values(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def fewer_large_values(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The 90 % quantile of each metric is lower for DP-Gaussian than for DPSGD and PSAC."""
-    runs = analysed(shelf, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
+    runs = analysed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
     if runs is None:
         return None
     tops = {metric: [float(np.quantile(logs(run, metric), 0.9)) for run in runs] for metric in METRICS}
@@ -95,10 +95,10 @@ def fewer_large_values(shelf: Shelf, dataset: str, sigma: float) -> Finding | No
     return Finding(good, f"log10 of the 90 % quantile, DP-Gaussian / DPSGD / PSAC: {words}")
 
 
-def stability_is_apart(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def stability_is_apart(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Stability: higher gradient and Hessian norms, a lower Lipschitz constant than the other variants (mean of logs)."""
     others = tuple(name for name in VARIANTS if name != "dp-stability")
-    runs = analysed(shelf, dataset, ("dp-stability", *others), sigma)
+    runs = analysed(index, dataset, ("dp-stability", *others), sigma)
     if runs is None:
         return None
     means = {metric: [float(logs(run, metric).mean()) for run in runs] for metric in METRICS}
@@ -112,9 +112,9 @@ def _quantiles(run: Measured, metric: str) -> np.ndarray:
     return np.asarray(np.quantile(logs(run, metric), np.linspace(0.01, 0.99, 99)))
 
 
-def psac_is_closer_to_regular(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def psac_is_closer_to_regular(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The mean distance of the quantiles of log norms from Regular's is smaller for PSAC than for DPSGD."""
-    runs = analysed(shelf, dataset, ("regular", "psac", "dpsgd"), sigma)
+    runs = analysed(index, dataset, ("regular", "psac", "dpsgd"), sigma)
     if runs is None:
         return None
     far = {}
@@ -125,9 +125,9 @@ def psac_is_closer_to_regular(shelf: Shelf, dataset: str, sigma: float) -> Findi
     return Finding(all(psac < dpsgd for psac, dpsgd in far.values()), f"distance from Regular (log10), PSAC / DPSGD: {words}")
 
 
-def gaussian_is_shifted_lower(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def gaussian_is_shifted_lower(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The median of each metric is lower for DP-Gaussian than for DPSGD and PSAC."""
-    runs = analysed(shelf, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
+    runs = analysed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
     if runs is None:
         return None
     medians = {metric: [float(np.median(logs(run, metric))) for run in runs] for metric in METRICS}
@@ -136,9 +136,9 @@ def gaussian_is_shifted_lower(shelf: Shelf, dataset: str, sigma: float) -> Findi
     return Finding(good, f"log10 of the median, DP-Gaussian / DPSGD / PSAC: {words}")
 
 
-def stability_is_apart_at_equal_radii(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def stability_is_apart_at_equal_radii(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Against each other method, over the radii both reach: a higher mean gradient norm, a lower mean Lipschitz constant."""
-    runs = analysed(shelf, dataset, ("dp-stability", *(name for name in COMPARED if name != "dp-stability")), sigma)
+    runs = analysed(index, dataset, ("dp-stability", *(name for name in COMPARED if name != "dp-stability")), sigma)
     if runs is None:
         return None
     gradient, lipschitz = (_gaps(runs[0], runs[1:], metric, sigma) for metric in ("gradient_norm", "lipschitz"))
@@ -180,9 +180,9 @@ def _correlation(radius: np.ndarray, metric: np.ndarray) -> float | None:
     return correlation(metric, radius).pearson
 
 
-def negative_correlation(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def negative_correlation(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """For every method and metric the log metric falls with the radius."""
-    runs = analysed(shelf, dataset, COMPARED, sigma)
+    runs = analysed(index, dataset, COMPARED, sigma)
     if runs is None:
         return None
     found = {f"{titled(run)} {METRICS[m]}": value for run in runs for m, value in correlations(run, sigma).items()}
@@ -198,9 +198,9 @@ def negative_correlation(shelf: Shelf, dataset: str, sigma: float) -> Finding | 
     return Finding(False if negative < len(known) else None if unknown else True, words)
 
 
-def lipschitz_is_closest(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def lipschitz_is_closest(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Over single images of the private models, the Lipschitz constant falls the most clearly with the radius."""
-    runs = analysed(shelf, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
+    runs = analysed(index, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
     if runs is None:
         return None
     each = {metric: [_correlation(radii(run), values_of(run, metric)) for run in runs] for metric in METRICS}
@@ -213,11 +213,11 @@ def lipschitz_is_closest(shelf: Shelf, dataset: str, sigma: float) -> Finding | 
     return Finding(strongest == "lipschitz" and mean[strongest] < 0, f"mean correlation of {len(runs)} methods: {words}")
 
 
-def higher_below_tau(metric: str) -> Callable[[Shelf, str, float], Finding | None]:
+def higher_below_tau(metric: str) -> Callable[[ResultIndex, str, float], Finding | None]:
     """A check that images with a radius below tau have a higher mean log metric, for every method and tau."""
 
-    def check(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
-        runs = analysed(shelf, dataset, COMPARED, sigma)
+    def check(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
+        runs = analysed(index, dataset, COMPARED, sigma)
         if runs is None:
             return None
         gaps = {}
@@ -235,10 +235,10 @@ def higher_below_tau(metric: str) -> Callable[[Shelf, str, float], Finding | Non
     return check
 
 
-def more_fall_below_as_tau_grows(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def more_fall_below_as_tau_grows(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Of the images with a Lipschitz constant above the method's median, more are below the largest tau than below the least,
     for every method where some are left above the least."""
-    runs = analysed(shelf, dataset, COMPARED, sigma)
+    runs = analysed(index, dataset, COMPARED, sigma)
     if runs is None:
         return None
     counts = {}
@@ -254,9 +254,9 @@ def more_fall_below_as_tau_grows(shelf: Shelf, dataset: str, sigma: float) -> Fi
     return Finding(all(below[-1] > below[0] for below in counts.values()), f"images below tau {taus}: {words}")
 
 
-def baselines_spike_at_zero(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def baselines_spike_at_zero(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """For Regular, DPSGD and PSAC the fullest tenth of the radii is the one at 0."""
-    runs = shelf.all_seeds(dataset, BASELINES, sigma)
+    runs = index.all_seeds(dataset, BASELINES, sigma)
     if runs is None:
         return None
     spikes = [np.histogram(run.earned, bins=10, range=(0, 3.3 * sigma))[0] for run in runs]
@@ -264,9 +264,9 @@ def baselines_spike_at_zero(shelf: Shelf, dataset: str, sigma: float) -> Finding
     return Finding(all(int(spike.argmax()) == 0 for spike in spikes), f"not certified at any radius: {words}")
 
 
-def gaussian_above_one(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def gaussian_above_one(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Gaussian certifies most images at more than 1.0, and the fullest bin is the last, at about 1.6."""
-    run = shelf.seeds(dataset, "dp-gaussian", sigma)
+    run = index.seeds(dataset, "dp-gaussian", sigma)
     if run is None:
         return None
     counts, edges = np.histogram(run.earned, bins=np.arange(0.0, 1.8, 0.1))
@@ -274,19 +274,19 @@ def gaussian_above_one(shelf: Shelf, dataset: str, sigma: float) -> Finding | No
     return Finding(share > 0.5 and mode >= 1.5 - 1e-9, f"{100 * share:.0f} % above 1.0; mode {mode:.1f} to {mode + 0.1:.1f}")
 
 
-def _attacked(shelf: Shelf, dataset: str, sigma: float) -> dict[str, dict[float, float]] | None:
+def _attacked(index: ResultIndex, dataset: str, sigma: float) -> dict[str, dict[float, float]] | None:
     found = {}
     for method in COMPARED:
-        run = shelf.get(dataset, method, sigma)
+        run = index.get(dataset, method, sigma)
         if run is None or not run.fgsm:
             return None
         found[method] = {strength: row.accuracy for strength, row in sorted(run.fgsm.items())}
     return found if len({tuple(curve) for curve in found.values()}) == 1 else None
 
 
-def stability_is_best_under_fgsm(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def stability_is_best_under_fgsm(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Stability is at no strength more than a point below any other method, and somewhere more than a point above all."""
-    found = _attacked(shelf, dataset, sigma)
+    found = _attacked(index, dataset, sigma)
     if found is None:
         return None
     best = {s: max(curve[s] for name, curve in found.items() if name != "dp-stability") for s in found["dp-stability"]}
@@ -294,9 +294,9 @@ def stability_is_best_under_fgsm(shelf: Shelf, dataset: str, sigma: float) -> Fi
     return _ahead(lead, "other")
 
 
-def variants_above_baselines(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def variants_above_baselines(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The other three variants are not more than a point below any baseline, and somewhere more than a point above all."""
-    found = _attacked(shelf, dataset, sigma)
+    found = _attacked(index, dataset, sigma)
     if found is None:
         return None
     ours = [name for name in VARIANTS if name != "dp-stability"]
@@ -310,9 +310,9 @@ def _ahead(lead: dict[float, float], of: str) -> Finding:
     return Finding(min(lead.values()) >= -_POINT and max(lead.values()) > _POINT, f"points ahead of the best {of}: {words}")
 
 
-def three_variants_alike(shelf: Shelf, dataset: str, sigma: float) -> Finding | None:
+def three_variants_alike(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Gaussian, DP-SmoothAdv and DP-MACER within 5 points of each other at every strength."""
-    found = _attacked(shelf, dataset, sigma)
+    found = _attacked(index, dataset, sigma)
     if found is None:
         return None
     ours = [found[name] for name in VARIANTS if name != "dp-stability"]

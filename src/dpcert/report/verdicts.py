@@ -8,7 +8,7 @@ import numpy as np
 
 from ..certification.metrics import standard_error
 from .paper import OTHER_FORMULA
-from .shelf import Seeds
+from .result_index import Seeds
 
 NOT_RUN = "not run"
 NOT_COMPARABLE = " (not comparable)"

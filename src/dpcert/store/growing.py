@@ -17,7 +17,7 @@ def _itself(key: Key) -> Any:
     return key
 
 
-def grow(
+def append_missing_rows(
     kind: type[AnyRow],
     path: Path,
     wanted: Sequence[Hashable],
@@ -55,7 +55,7 @@ def rows_so_far(kind: type[AnyRow], path: Path) -> dict[Key, AnyRow]:
 
 
 def drop(kind: type[AnyRow], path: Path, keys: Iterable[Key], order: Callable[[Key], Any] = _itself) -> None:
-    """Take rows out of a file, so that `grow` makes them again."""
+    """Take rows out of a file, so that `append_missing_rows` makes them again."""
     gone = set(keys)
     _write_sorted(kind, path, {key: row for key, row in rows_so_far(kind, path).items() if key not in gone}, order)
 

@@ -31,7 +31,7 @@ from ..privacy.mechanism import Mechanism, Plan, opening_facts
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from .loop import Run, Settings, fit
-from .step import Problem, clipped_sum, private_step
+from .step import StepContext, clipped_sum, private_step
 
 SIDE, CLASSES, OTHERS = 4, 5, 3  # images of 4 x 4 pixels, 85 parameters, three records beside the canary
 PUBLIC_SIZE = 1000  # N of the audited trainings, whatever the number of records: only q = B / N matters
@@ -133,7 +133,7 @@ class _Game:
         optimizer = torch.optim.SGD(trainable(model).values(), lr=float(plan.batch_size))
         engines = choose(engine, model, method.loss, (1, SIDE, SIDE))
         clip = Clip(method.clip_rule, clip_norm)
-        self.problem = Problem(
+        self.context = StepContext(
             model, images, labels, method, clip, engines, Mechanism(plan, key, ledger), optimizer, physical_batch=480
         )
         self._parameters = list(trainable(model).values())
@@ -141,8 +141,8 @@ class _Game:
 
     def release(self, step: int) -> Tensor:
         """What one real step shows: the noised sum, read off the weights."""
-        self.problem.mechanism.charge(step)
-        private_step(self.problem, step)
+        self.context.mechanism.charge(step)
+        private_step(self.context, step)
         with torch.no_grad():
             moved = [start - now for start, now in zip(self._start, self._parameters, strict=True)]
             for start, now in zip(self._start, self._parameters, strict=True):
@@ -151,8 +151,8 @@ class _Game:
 
     def noiseless(self, step: int) -> Tensor:
         """The clipped sum of one step: what the adversary can compute for itself, with noises of its own for the views."""
-        batch = torch.arange(len(self.problem.images))
-        return clipped_sum(self.problem, batch, step, self.problem.physical_batch).value
+        batch = torch.arange(len(self.context.images))
+        return clipped_sum(self.context, batch, step, self.context.physical_batch).value
 
 
 def records(canary: bool) -> tuple[Tensor, Tensor]:

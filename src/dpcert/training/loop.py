@@ -44,7 +44,7 @@ from .state import (
     require_made_with,
     save_checkpoint,
 )
-from .step import Problem, StopAskedError, check_views, private_step, small_parts_change_no_bit
+from .step import StepContext, StopAskedError, check_views, private_step, small_parts_change_no_bit
 
 OPTIMIZERS = ("sgd", "adam")
 _MOST_EPSILONS = 64  # how often epsilon is computed for the eyes: each takes a tenth of a second
@@ -140,7 +140,7 @@ def fit(
         key = _new_key(settings)
         ledger = _open_ledger(None, key, plan, settings, initial)
         with _remembering(model, data, ledger):
-            _steps(_problem(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, progress)
+            _steps(_step_context(model, data, method, settings, Mechanism(plan, key, ledger), optimizer, engines), 0, progress)
         return Run(model, ledger, state(ledger, installed_versions()), plan)
     directory.create()
     with directory.locked():
@@ -188,10 +188,10 @@ def _fit_in(
         first, head = resumed.step, resumed.ledger_head
     ledger = _continue_ledger(directory.ledger, key, plan, settings, head, json.loads(origin.initial_weights))
     mechanism = Mechanism(plan, key, ledger)
-    problem = _problem(model, data, method, settings, mechanism, optimizer, engines)
+    context = _step_context(model, data, method, settings, mechanism, optimizer, engines)
     points = [] if resumed is None else resumed.curve
     with _remembering(model, data, ledger):
-        _steps(problem, first, progress, _Keeper(directory, origin, watcher(model, data, plan), points))
+        _steps(context, first, progress, _Keeper(directory, origin, watcher(model, data, plan), points))
     if not ledger.is_closed:
         ledger.close()
     statement = state(ledger, installed_versions())
@@ -253,29 +253,29 @@ class _Keeper:
         if point is not None:
             self.points.append(point)
 
-    def save(self, problem: Problem, done: int) -> None:
+    def save(self, context: StepContext, done: int) -> None:
         """A checkpoint after `done` steps."""
-        head = problem.mechanism.ledger.head
-        save_checkpoint(self.directory, done, problem.model, problem.optimizer, head, self.origin, self.points)
+        head = context.mechanism.ledger.head
+        save_checkpoint(self.directory, done, context.model, context.optimizer, head, self.origin, self.points)
 
 
-def _steps(problem: Problem, first: int, progress: Progress, keeper: _Keeper | None = None) -> None:
-    mechanism, total = problem.mechanism, problem.mechanism.plan.steps
+def _steps(context: StepContext, first: int, progress: Progress, keeper: _Keeper | None = None) -> None:
+    mechanism, total = context.mechanism, context.mechanism.plan.steps
     spent = None if progress is silent else _SpentSoFar(mechanism)
     with stop_requests() as asked_to_stop:
-        problem = replace(problem, stop_asked=lambda: bool(asked_to_stop))
+        context = replace(context, stop_asked=lambda: bool(asked_to_stop))
         for step in range(first, total):
             mechanism.charge(step)
             done = step
             with contextlib.suppress(StopAskedError):  # the step is given up and will be the same when it is taken again
-                gradient = private_step(problem, step)
+                gradient = private_step(context, step)
                 done = step + 1
                 if keeper is not None:
                     keeper.look(done, gradient)
                 progress(done, total, **({} if spent is None else {"epsilon": spent.text()}))
             stop = bool(asked_to_stop)
             if keeper is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
-                keeper.save(problem, done)
+                keeper.save(context, done)
             if stop and done < total:
                 raise Interrupted(f"stopped after step {done} of {total}")
     if keeper is None:
@@ -372,7 +372,7 @@ def _refuse_other_plan(ledger: Ledger, plan: Plan, settings: Settings) -> None:
             )
 
 
-def _problem(
+def _step_context(
     model: nn.Module,
     data: Dataset,
     method: Method,
@@ -380,10 +380,12 @@ def _problem(
     mechanism: Mechanism,
     optimizer: torch.optim.Optimizer,
     engines: tuple[Engine, ...],
-) -> Problem:
+) -> StepContext:
     clip = Clip(method.clip_rule, settings.clip_norm)
-    problem = Problem(model, data.x_train, data.y_train, method, clip, engines, mechanism, optimizer, settings.physical_batch)
-    return replace(problem, small_parts=small_parts_change_no_bit(problem))
+    context = StepContext(
+        model, data.x_train, data.y_train, method, clip, engines, mechanism, optimizer, settings.physical_batch
+    )
+    return replace(context, small_parts=small_parts_change_no_bit(context))
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

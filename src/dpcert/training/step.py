@@ -13,7 +13,7 @@ from ..gradients.engine import Clip, ClippedSum, Engine, FirstOnly, empty_sum, t
 from ..methods import Method, Views
 from ..privacy.mechanism import Mechanism
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
-from ..workers import share
+from ..workers import parallel_map
 
 
 class StopAskedError(Exception):
@@ -25,7 +25,7 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True)
-class Problem:
+class StepContext:
     """What stays the same in every step. Each engine works on parts of its own, in a thread of its own."""
 
     model: nn.Module
@@ -50,66 +50,66 @@ class Part:
     size: int
 
 
-def private_step(problem: Problem, step: int) -> Tensor:
+def private_step(context: StepContext, step: int) -> Tensor:
     """Sample, make views, take and clip per-example gradients, sum, add noise, divide by B, descend.
 
     A function of (weights, optimiser state, data, key, step). `physical_batch`, the most rows (examples x views) in
     memory at once, changes the result by rounding only. Returns the noised mean gradient.
     """
-    batch = torch.from_numpy(problem.mechanism.sample(len(problem.images), step))
-    clipped = clipped_sum(problem, batch, step, problem.physical_batch)
-    gradient = problem.mechanism.release(clipped, step)
-    _descend(problem, gradient)
+    batch = torch.from_numpy(context.mechanism.sample(len(context.images), step))
+    clipped = clipped_sum(context, batch, step, context.physical_batch)
+    gradient = context.mechanism.release(clipped, step)
+    _descend(context, gradient)
     return gradient
 
 
-def clipped_sum(problem: Problem, batch: Tensor, step: int, rows: int) -> ClippedSum:
+def clipped_sum(context: StepContext, batch: Tensor, step: int, rows: int) -> ClippedSum:
     """The clipped sum over the whole batch, `rows` rows at a time; half as many where they do not fit in memory."""
 
     def work(engine: Engine, part: Part) -> ClippedSum:
-        return _clipped_sum_of(problem, engine, batch[part.start : part.stop], part, step)
+        return _clipped_sum_of(context, engine, batch[part.start : part.stop], part, step)
 
-    total = empty_sum(problem.model, problem.clip)
+    total = empty_sum(context.model, context.clip)
     try:
-        for clipped in share(problem.engines, work, _parts(len(batch), _part_sizes(problem, rows))):
+        for clipped in parallel_map(context.engines, work, _parts(len(batch), _part_sizes(context, rows))):
             total = total + clipped
-            if problem.stop_asked():  # a large batch may take longer than the one who asked will wait
+            if context.stop_asked():  # a large batch may take longer than the one who asked will wait
                 raise StopAskedError
     except RuntimeError as error:
-        if not _is_about_memory(error) or rows < 2 * problem.method.views.count:
+        if not _is_about_memory(error) or rows < 2 * context.method.views.count:
             raise
-        return clipped_sum(problem, batch, step, rows // 2)
+        return clipped_sum(context, batch, step, rows // 2)
     return total
 
 
-def _clipped_sum_of(problem: Problem, engine: Engine, indices: Tensor, part: Part, step: int) -> ClippedSum:
+def _clipped_sum_of(context: StepContext, engine: Engine, indices: Tensor, part: Part, step: int) -> ClippedSum:
     """The clipped sum of one part, padded to the part's size with examples that count for nothing."""
-    device = next(problem.model.parameters()).device
+    device = next(context.model.parameters()).device
     missing = part.size - len(indices)
     x, labels = (
         F.pad(values[indices].to(device), (0, 0) * (values.ndim - 1) + (0, missing))
-        for values in (problem.images, problem.labels)
+        for values in (context.images, context.labels)
     )
-    views_of = problem.method.views_at(step * problem.mechanism.plan.sampling_probability)
-    shape, key = (views_of.copies, *x.shape[1:]), problem.mechanism.key
+    views_of = context.method.views_at(step * context.mechanism.plan.sampling_probability)
+    shape, key = (views_of.copies, *x.shape[1:]), context.mechanism.key
     noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.start + part.size, shape, device, step)
-    views = views_of(problem.model, x, labels, noise)
-    clipped = engine(problem.model, problem.method.loss, views, labels, FirstOnly(problem.clip, len(indices)))
+    views = views_of(context.model, x, labels, noise)
+    clipped = engine(context.model, context.method.loss, views, labels, FirstOnly(context.clip, len(indices)))
     return ClippedSum(clipped.value, clipped.sensitivity, clipped.norms[: len(indices)])
 
 
-def _part_sizes(problem: Problem, rows: int) -> tuple[int, int]:
+def _part_sizes(context: StepContext, rows: int) -> tuple[int, int]:
     """(large, small): the sizes of all parts of all steps, from public numbers only.
 
     A kernel may add in another order for another number of rows. If a part had as many rows as there happen to be
     records, one record more or less could move the others' gradients by a rounding error each. With fixed sizes it cannot.
     """
-    workers, expected = len(problem.engines), problem.mechanism.plan.batch_size
-    most = max(1, rows // problem.method.views.count)
+    workers, expected = len(context.engines), context.mechanism.plan.batch_size
+    most = max(1, rows // context.method.views.count)
     each = expected / (workers * -(-expected // (most * workers)))
     if most < POSITIONS_PER_BLOCK:
         return most, most
-    if problem.small_parts:
+    if context.small_parts:
         large = _whole_blocks(each, most)
         return large, _whole_blocks(large / 4, most)
     headroom = 2 * math.sqrt(expected) / workers  # so that hardly a batch needs one part more
@@ -133,28 +133,28 @@ def _parts(total: int, sizes: tuple[int, int]) -> list[Part]:
     return parts
 
 
-def small_parts_change_no_bit(problem: Problem) -> bool:
+def small_parts_change_no_bit(context: StepContext) -> bool:
     """Whether an example's gradient is the same to the bit in a small part as in a large one, seen on this machine.
 
     Compared by the float64 norms of made-up examples, in the threads that take the steps.
     """
-    large, small = _part_sizes(replace(problem, small_parts=True), problem.physical_batch)
-    device = next(problem.model.parameters()).device
+    large, small = _part_sizes(replace(context, small_parts=True), context.physical_batch)
+    device = next(context.model.parameters()).device
     generator = torch.Generator().manual_seed(0)
-    views = torch.rand((large, problem.method.views.count, *problem.images.shape[1:]), generator=generator).to(device)
+    views = torch.rand((large, context.method.views.count, *context.images.shape[1:]), generator=generator).to(device)
     labels = torch.zeros(large, dtype=torch.long, device=device)
 
     def norms(engine: Engine, part: Part) -> Tensor:
         padded = torch.zeros((part.size, *views.shape[1:]), device=device)
         padded[: part.stop - part.start] = views[part.start : part.stop]
-        clipped = engine(problem.model, problem.method.loss, padded, labels[: part.size], problem.clip)
+        clipped = engine(context.model, context.method.loss, padded, labels[: part.size], context.clip)
         return clipped.norms[: part.stop - part.start]
 
     if large == small:
         return True
     try:
-        whole, *_ = share(problem.engines, norms, [Part(0, large, large)])
-        in_small = list(share(problem.engines, norms, _parts(large, (large + 1, small))))
+        whole, *_ = parallel_map(context.engines, norms, [Part(0, large, large)])
+        in_small = list(parallel_map(context.engines, norms, _parts(large, (large + 1, small))))
     except RuntimeError as error:
         if _is_about_memory(error):  # the steps will find what fits
             return False
@@ -183,9 +183,9 @@ def check_views(views: Views, model: nn.Module, input_shape: tuple[int, ...]) ->
         )
 
 
-def _descend(problem: Problem, gradient: Tensor) -> None:
-    parameters = trainable(problem.model).values()
+def _descend(context: StepContext, gradient: Tensor) -> None:
+    parameters = trainable(context.model).values()
     for parameter, part in zip(parameters, torch.split(gradient, [p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)
-    problem.optimizer.step()
-    problem.optimizer.zero_grad(set_to_none=True)
+    context.optimizer.step()
+    context.optimizer.zero_grad(set_to_none=True)

@@ -14,11 +14,11 @@ from dpcert.certification.bounds import confidence_interval
 from dpcert.certification.metrics import earned_radius
 from dpcert.certification.sweep import Request
 from dpcert.cli import main
-from dpcert.experiment import attack as attacking
-from dpcert.experiment import run as experiment
-from dpcert.experiment.analyze import AnalyzeRequest, analyze
 from dpcert.privacy.ledger import Ledger
 from dpcert.report.tables import read_run
+from dpcert.runs import attack as attacking
+from dpcert.runs import run as experiment
+from dpcert.runs.analyze import AnalyzeRequest, analyze
 from dpcert.store.durable import read_checked_json, write_checked_json
 from dpcert.store.records import METRICS, AttackRow, CertificateRow, RobustRow, SampleRow, header, read_rows, text_of
 from dpcert.training.state import model_bytes, read_model

@@ -130,7 +130,7 @@ class Seeds:
         return np.concatenate([run.earned for run in self.runs])
 
 
-class Shelf:
+class ResultIndex:
     """All runs that tables and figures may ask for, and where each would be."""
 
     def __init__(self, paths: dict[Place, Path]) -> None:

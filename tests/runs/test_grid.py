@@ -5,9 +5,9 @@ import re
 import pytest
 
 from dpcert.errors import ConfigError
-from dpcert.experiment.grid import DATASETS, REPLACED, TARGETS, Cell, Need, datasets_of, in_order, needs_of, targets_of
-from dpcert.experiment.run import resolve
 from dpcert.published import COMPARED, SIGMAS
+from dpcert.runs.grid import DATASETS, REPLACED, TARGETS, Cell, Need, datasets_of, in_order, needs_of, targets_of
+from dpcert.runs.run import resolve
 
 CELLS = [need.cell for need in needs_of(list(TARGETS.values()), DATASETS)]
 

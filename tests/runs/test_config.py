@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcert.errors import ConfigError, DpcertError
-from dpcert.experiment import presets
-from dpcert.experiment.config import Config, differences, parse, parse_assignment, read_toml
-from dpcert.experiment.run import default_out, request_of, resolve
+from dpcert.runs import presets
+from dpcert.runs.config import Config, differences, parse, parse_assignment, read_toml
+from dpcert.runs.run import default_out, request_of, resolve
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from ..certification.votes import device_of
 from ..errors import ModelError, RunError
 from ..progress import Progress, silent
 from ..rng import key_from_seed
-from ..store.growing import grow, rows_so_far
+from ..store.growing import append_missing_rows, rows_so_far
 from ..store.records import METRICS, SampleRow
 from ..store.runs import RunDirectory
-from ..workers import share, worker_count
+from ..workers import parallel_map, worker_count
 from .certified import Certification, main_certification
-from .run import Finished, images_sha256, load_data, load_run, read_config
-from .sidecar import hold_to
+from .run import LoadedRun, images_sha256, load_data, load_run, read_config
+from .sidecar import check_or_write_sidecar
 
 FILE = "samples.tsv"
 HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
@@ -76,9 +76,11 @@ def analyze(
     analysts = _analysts(run, request, data.x_test[0])
     with directory.locked():
         file = path / FILE
-        hold_to(file, _facts(run, request, certified, analysts[0].layer, images_sha256(data.x_test, data.y_test)))
+        check_or_write_sidecar(
+            file, _facts(run, request, certified, analysts[0].layer, images_sha256(data.x_test, data.y_test))
+        )
         _refuse_other_certificates(file, certified)
-        rows = grow(
+        rows = append_missing_rows(
             SampleRow,
             file,
             indices,
@@ -88,13 +90,13 @@ def analyze(
     return Analysis(file, rows, analysts[0].layer)
 
 
-def _analysts(run: Finished, request: AnalyzeRequest, example: Tensor) -> list[Analyst]:
+def _analysts(run: LoadedRun, request: AnalyzeRequest, example: Tensor) -> list[Analyst]:
     key = key_from_seed(request.seed, "analyze")
     workers = worker_count(device_of(run.model))
     return [Analyst(run.model, example, key, request.layer, request.lanczos, request.search) for _ in range(workers)]
 
 
-def _facts(run: Finished, request: AnalyzeRequest, certified: Certification, layer: str, images: str) -> dict[str, object]:
+def _facts(run: LoadedRun, request: AnalyzeRequest, certified: Certification, layer: str, images: str) -> dict[str, object]:
     return {
         "layer": layer,
         "seed": request.seed,
@@ -125,7 +127,7 @@ def _measured(
     def work(analyst: Analyst, part: list[int]) -> tuple[list[int], Metrics]:
         return part, analyst(x[part], y[part], part)
 
-    for part, found in share(analysts, work, parts):
+    for part, found in parallel_map(analysts, work, parts):
         for place, index in enumerate(part):
             yield _row(found, place, index, int(y[index]), certified)
 

@@ -7,7 +7,7 @@ from ..errors import RunError
 from ..store.durable import read_checked_json, write_checked_json
 
 
-def hold_to(rows: Path, facts: dict[str, Any]) -> None:
+def check_or_write_sidecar(rows: Path, facts: dict[str, Any]) -> None:
     """Write `facts` beside `rows`, or raise unless they say the same already; a fact of a new kind is added."""
     recorded = recorded_facts(rows) or {}
     differ = [f"{name}: {recorded[name]} -> {facts[name]}" for name in facts if recorded.get(name, facts[name]) != facts[name]]

@@ -7,8 +7,8 @@ import pytest
 
 from dpcert.certification.metrics import even_subset
 from dpcert.cli import main
-from dpcert.experiment import run as experiment
-from dpcert.experiment.run import indices_to_certify
+from dpcert.runs import run as experiment
+from dpcert.runs.run import indices_to_certify
 from dpcert.store.durable import write_checked_json
 from dpcert.store.records import CertificateRow, header, read_rows, text_of
 from tests.faults import scene

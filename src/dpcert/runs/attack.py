@@ -16,12 +16,12 @@ from ..certification.sweep import require_subset
 from ..errors import ConfigError, RunError
 from ..progress import Progress, silent
 from ..rng import key_from_seed
-from ..store.growing import drop, grow, rows_so_far
+from ..store.growing import append_missing_rows, drop, rows_so_far
 from ..store.records import AttackRow
 from ..store.runs import RunDirectory
 from .certified import Certification, certification_at
-from .run import DEFAULT_EXAMPLES, Finished, images_sha256, load_data, load_run, read_config
-from .sidecar import hold_to, recorded_facts
+from .run import DEFAULT_EXAMPLES, LoadedRun, images_sha256, load_data, load_run, read_config
+from .sidecar import check_or_write_sidecar, recorded_facts
 
 FILE = "attacks.tsv"
 BASE, SMOOTHED = "base", "smoothed"
@@ -156,20 +156,20 @@ def run_attacks(
         file = path / FILE
         other = _of_other_images(file, len(data.x_test))
         if not other or again:
-            hold_to(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))
+            check_or_write_sidecar(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))
         wanted = request.wanted
         other |= _other_settings(file, wanted, examples)
         if other and not again:
             raise RunError(f"{file} holds {next(iter(other.values()))}; give the same again, or --again to replace such rows")
         if other:
             drop(AttackRow, file, other, _in_file)
-        rows = grow(
+        rows = append_missing_rows(
             AttackRow, file, list(wanted), lambda todo: _measured(run, images, request, todo, progress), silent, order=_in_file
         )
     return Attacked(file, rows, [_certified_at(row, certified, indices) for row in rows])
 
 
-def _facts(run: Finished, request: AttackRequest, images: str) -> dict[str, Any]:
+def _facts(run: LoadedRun, request: AttackRequest, images: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"seed": request.seed, "model_sha256": run.model_sha256, "images_sha256": images, "chosen": _CHOSEN}
     if request.smoothing is not None:
         facts |= {"draws": request.smoothing.draws, "votes": request.smoothing.votes}
@@ -208,7 +208,7 @@ def _in_file(key: Key) -> tuple[str, str, float, float]:
 
 
 def _measured(
-    run: Finished, images: Images, request: AttackRequest, todo: list[Key], progress: Progress
+    run: LoadedRun, images: Images, request: AttackRequest, todo: list[Key], progress: Progress
 ) -> Iterator[AttackRow]:
     key, smoothing = key_from_seed(request.seed, "attack"), request.smoothing
     done, total = 0, sum(len(images.x) * request.wanted[name][0].starts for name in todo)

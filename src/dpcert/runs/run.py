@@ -164,7 +164,7 @@ def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, d
 
 
 @dataclass(frozen=True)
-class Finished:
+class LoadedRun:
     """A finished run, loaded and checked."""
 
     directory: RunDirectory
@@ -174,7 +174,7 @@ class Finished:
     model_sha256: str
 
 
-def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device: str = "cpu") -> Finished:
+def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device: str = "cpu") -> LoadedRun:
     """A finished run: its ledger is checked, and its model must have been made by that ledger."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
@@ -190,7 +190,7 @@ def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device
     load_weights(model, weights, directory.model)
     model.to(choose_device(device))
     statement = state(ledger, recorded_versions(facts))
-    return Finished(directory, config, model, statement, sha256_hex(read_file(directory.model)))
+    return LoadedRun(directory, config, model, statement, sha256_hex(read_file(directory.model)))
 
 
 DEFAULT_EXAMPLES = 500
@@ -236,7 +236,7 @@ def request_of(config: Config) -> CertifyRequest:
 class _Task:
     """A finished run with the images a request is about."""
 
-    run: Finished
+    run: LoadedRun
     x: Tensor
     y: Tensor
     examples: int

@@ -14,13 +14,13 @@ from PIL import Image
 import dpcert
 from dpcert.data.registry import load_dataset
 from dpcert.errors import DataError, LedgerError
-from dpcert.experiment import predict as predicting
-from dpcert.experiment.config import Config
-from dpcert.experiment.inputs import recorded_classes, recorded_shape
-from dpcert.experiment.predict import predict_files, read_images
 from dpcert.privacy.ledger import Ledger
 from dpcert.release.files import read_public_files
 from dpcert.release.verify import OK, verify
+from dpcert.runs import predict as predicting
+from dpcert.runs.config import Config
+from dpcert.runs.inputs import recorded_classes, recorded_shape
+from dpcert.runs.predict import predict_files, read_images
 from dpcert.store.runs import RunDirectory
 from dpcert.training import loop
 from dpcert.training.state import read_model
@@ -51,7 +51,7 @@ def image_file(folder, *shape):
 CALLS = """
 import sys
 from pathlib import Path
-from dpcert.experiment.predict import predict_files
+from dpcert.runs.predict import predict_files
 for run, image in zip(sys.argv[1::2], sys.argv[2::2]):
     rows = predict_files(Path(run), [Path(image)], sigma=None, n=20, alpha=0.001)
     assert len(rows) == 1, rows
@@ -73,7 +73,7 @@ def test_every_process_predicts_whatever_the_order_of_the_weights(own, tmp_path)
 
 def test_any_order_of_the_tensors_gives_the_same_answers(own, tmp_path, monkeypatch):
     """All orders at once, which processes show by chance only."""
-    from dpcert.experiment import run as experiment
+    from dpcert.runs import run as experiment
 
     answers = set()
     for turn in (lambda names: names, lambda names: names[::-1], lambda names: sorted(names, key=len)):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dpcert.errors import DpcertError
-from dpcert.experiment import reproduce
-from dpcert.experiment.estimate import Estimator
-from dpcert.experiment.grid import Cell, Need
-from dpcert.experiment.pieces import Piece, missing
-from dpcert.experiment.reproduce import Runner
+from dpcert.runs import reproduce
+from dpcert.runs.estimate import Estimator
+from dpcert.runs.grid import Cell, Need
+from dpcert.runs.pieces import Piece, missing
+from dpcert.runs.reproduce import Runner
 from tests.grid_fakes import fake_run, radius_of
 
 CELLS = [Cell("mnist", "dpsgd"), Cell("mnist", "dp-gaussian"), Cell("mnist", "psac")]
@@ -199,7 +199,7 @@ def test_rows_without_weights_are_moved_and_trained_anew(stock, tmp_path, monkey
 
 
 def test_rows_only_is_told_from_half_finished():
-    from dpcert.experiment.pieces import holds_rows_only
+    from dpcert.runs.pieces import holds_rows_only
     from dpcert.store.runs import RunDirectory
 
     results = Path(__file__).parents[2] / "results"
@@ -210,11 +210,11 @@ def test_rows_only_is_told_from_half_finished():
 def test_a_closed_ledger_without_weights_is_rows_only(tmp_path):
     import shutil
 
-    from dpcert.experiment.pieces import holds_rows_only
+    from dpcert.runs.pieces import holds_rows_only
     from dpcert.store.runs import RunDirectory
 
     folder = tmp_path / "run"
-    shutil.copytree(Path(__file__).parents[1] / "runs" / "mnist-dpsgd", folder)
+    shutil.copytree(Path(__file__).parents[1] / "stored_runs" / "mnist-dpsgd", folder)
     (folder / "model.safetensors").unlink()
     assert holds_rows_only(RunDirectory(folder))
 
@@ -231,7 +231,7 @@ def test_real_children_killed_and_gone_on_with(tmp_path):
     import shutil
 
     cell = Cell("mnist", "dpsgd")
-    shutil.copytree(Path(__file__).parents[1] / "runs" / cell.name, tmp_path / cell.name)
+    shutil.copytree(Path(__file__).parents[1] / "stored_runs" / cell.name, tmp_path / cell.name)
     need = Need(cell, (0.25,))
     rows = tmp_path / cell.name / "certificates-sigma0.25.tsv"
     killed: list[int] = []
