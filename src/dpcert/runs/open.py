@@ -15,7 +15,7 @@ from ..certification.sweep import Certificates, Request
 from ..data.dataset import LARGEST_IMAGE, Dataset
 from ..data.registry import SOURCES
 from ..errors import LedgerError, ModelError, RunError
-from ..models.factory import HOW_TO_NAME, Factory, Shape, build_custom
+from ..models.factory import HOW_TO_NAME, Factory, Shape, build_custom, is_factory_name
 from ..models.registry import MODELS, build_model
 from ..privacy.ledger import Ledger
 from ..privacy.statement import recorded_versions, state
@@ -81,9 +81,9 @@ def _module(config: Config, model: nn.Module | Factory | None, shape: Shape, cla
             raise ModelError(f"model is a {type(model).__name__}, must be an nn.Module or a function of (input_shape, classes)")
         return build_custom(model, shape, classes)
     if config.model.name not in MODELS:
+        name = config.model.name if is_factory_name(config.model.name) else HOW_TO_NAME
         raise RunError(
-            f"{path} holds a custom model ({config.model.name}); name it with --model {HOW_TO_NAME}, "
-            "or in Python: open_run(..., model=...)"
+            f"{path} holds a custom model ({config.model.name}); give it again: --model {name}, or open_run(..., model=...)"
         )
     return build_model(config.model.name, input_shape=shape, classes=classes)
 
@@ -137,7 +137,7 @@ class OpenRun(LoadedRun):
 
     def report(self, html: Path | str | None = None) -> Path:
         """Write the page of this run (RUN/report.html unless given) and return its path."""
-        return write_page([self.path], Path(html) if html is not None else self.directory.report)
+        return write_page([self.path], Path(html) if html is not None else self.directory.report, data=self._given_data)
 
 
 def recorded_classes(ledger: Ledger) -> int:
