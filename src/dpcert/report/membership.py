@@ -3,19 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import BudgetError, LedgerError
 from ..privacy.statement import Statement, state_of_file
+from ..privacy.tradeoff import TradeOff
 from ..rounding import ceil_text
 from ..store.public import LEDGER
 from .tables import RunFacts
 from .theme import SOFT, Drawing, Stroke, stroke
-
-if TYPE_CHECKING:
-    from ..privacy.tradeoff import TradeOff
 
 _LEAST, _POINTS = 1e-3, 160  # the axis begins at 0.1 %
 
@@ -25,7 +23,7 @@ class Membership:
     """The bound on membership attacks: a sentence, and the curve where there is one."""
 
     sentence: str
-    trade_off: "TradeOff | None"
+    trade_off: TradeOff | None
 
 
 def membership_of(run: RunFacts) -> Membership:
