@@ -44,7 +44,8 @@ def _statement(ledger: bytes) -> Statement:
 
 def membership_curve(runs: Sequence[tuple[str, RunFacts]]) -> Drawing | None:
     """The most that any attack detects, by its false alarms, beside guessing; None where no run promises anything."""
-    found = [(stroke(name, place), membership_of(run).trade_off) for place, (name, run) in enumerate(runs)]
+    # Runs with the same budget have almost the same curve: dashes let the line below show.
+    found = [(stroke(name, place, dash=place), membership_of(run).trade_off) for place, (name, run) in enumerate(runs)]
     lines = [(s, bound) for s, bound in found if bound is not None]
     if not lines:
         return None
