@@ -158,6 +158,7 @@ def test_account(capsys):
     for arguments, word in (
         (["--epsilon", "3", "--steps", "100"], "noise multiplier"),
         (["--noise-multiplier", "1.07"], "4687 steps: epsilon = 2.99"),
+        (["--noise-multiplier", "1.07"], "At 1 % false alarms, no attack detects a training record more than 5.1"),
         (["--noise-multiplier", "2", "--epsilon", "1", "--size", "1000", "--batch-size", "20"], "steps ("),
     ):
         assert call("account", *arguments) == 0

@@ -44,6 +44,7 @@ SMOOTHADV = "tests/views/test_smoothadv.py"
 STEP = "tests/training/test_step.py"
 SWEEP = "tests/certification/test_sweep.py"
 TABLES = "tests/report/test_tables.py"
+TRADE_OFF = "tests/privacy/test_tradeoff.py"
 VERDICTS = "tests/report/test_verdicts.py"
 VERIFY = "tests/release/test_verify.py"
 
@@ -627,5 +628,34 @@ WIDER = [
         "pass",
         (f"{PRETRAIN}::test_standardizing_leaves_the_public_head_as_it_was",),
         "the public head is not adapted to the standardized features",
+    ),
+    # what epsilon means
+    Mutant(
+        "privacy/tradeoff.py",
+        "few_alarms = np.exp(epsilons) * rates + deltas",
+        "few_alarms = np.exp(epsilons) * rates",
+        (f"{TRADE_OFF}::test_one_subsampled_step_against_the_best_test_of_two_distributions",),
+        "the bound on membership attacks forgets delta",
+    ),
+    Mutant(
+        "privacy/tradeoff.py",
+        "1.0 - np.exp(-epsilons) * np.maximum(1.0 - deltas - rates, 0.0)",
+        "1.0 - np.exp(epsilons) * np.maximum(1.0 - deltas - rates, 0.0)",
+        (f"{TRADE_OFF}::test_the_closed_form_of_the_gaussian_mechanism",),
+        "the bound at many false alarms has the wrong sign of epsilon",
+    ),
+    Mutant(
+        "privacy/accounting.py",
+        "np.maximum(*(_pmf_deltas(pmf, epsilons) for pmf in pmfs))",
+        "np.minimum(*(_pmf_deltas(pmf, epsilons) for pmf in pmfs))",
+        (f"{TRADE_OFF}::test_one_subsampled_step_against_the_best_test_of_two_distributions",),
+        "the profile holds for one of adding and removing a record only",
+    ),
+    Mutant(
+        "report/membership.py",
+        'if not run.metrics["privacy"]["private"]:',
+        "if False:",
+        ("tests/report/test_membership.py::test_a_page_never_promises_what_the_ledger_does_not_prove",),
+        "a page bounds attacks on a run that it calls not private",
     ),
 ]

@@ -142,8 +142,26 @@ def test_the_statement_names_every_condition():
     assert stored["sampling"] == "poisson" and stored["noise_source"] == "secret" and stored["versions"] == VERSIONS
     for words in ("adding or removing one record", "PLD", "50 steps of Poisson", "secret key", "torch 2", "dp-accounting 3"):
         assert words in str(statement), words
-    assert str(statement).splitlines() == [statement.short, *stored["sentences"]]
+    assert str(statement).splitlines() == [statement.short, statement.membership, *stored["sentences"]]
     assert stored["tuning"] == "not charged"
+
+
+def test_the_statement_says_what_epsilon_means():
+    """The sentence follows from all that is charged, is printed, and is not in what is stored: old files keep their bytes."""
+    statement = state(ledger_of())
+    assert str(statement).splitlines()[1] == statement.membership and "At 1 % false alarms, no attack" in statement.membership
+    assert statement.membership not in json.dumps(statement.as_metrics())
+    before = state(ledger_of(earlier=[{"noise_multiplier": 0.5, "sampling_probability": 0.1, "steps": 5}]))
+    assert before.trade_off.true_positive_rate(0.01) > 1.5 * statement.trade_off.true_positive_rate(0.01) > 0.015
+    seeded = state(ledger_of(secret=False))
+    assert seeded.trade_off is None and "No bound on membership attacks" in str(seeded)
+
+
+def test_a_statement_is_made_without_the_curve(monkeypatch):
+    """Whoever does not print it does not wait for it."""
+    monkeypatch.setattr("dpcert.privacy.accounting.privacy_profile", None)
+    statement = state(ledger_of())
+    assert statement.epsilon > 0 and statement.as_metrics() and statement.short and statement.sentences
 
 
 def says_that_tuning_is_not_charged(statement):

@@ -3,9 +3,11 @@
 import base64
 import io
 import json
+import re
 import shutil
 import warnings
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from dpcert.errors import RunError
 from dpcert.privacy.ledger import Ledger
 from dpcert.release.files import MOST_MEMBERS, bundle_bytes, read_public_files, write_new
-from dpcert.release.verify import FAILED, verify
+from dpcert.release.verify import FAILED, OK, verify
 from dpcert.training.loop import _mac_key
 from tests.conftest import blobs
 
@@ -278,6 +280,21 @@ def test_a_member_changed_or_added_later_is_seen(bundle, tmp_path):
         path.write_bytes(bundle_bytes({**content, **change}))
         failed = [check.name for check in verify(read_public_files(path)) if check.outcome == FAILED]
         assert "bundle's list of files" in failed
+
+
+def test_the_statement_of_an_older_bundle_passes_and_a_better_bound_does_not(bundle):
+    """Bundles from before the sentence on membership attacks stay valid; a sentence that promises more than is proved fails."""
+    files = read_public_files(bundle)
+    text = files.content["statement.txt"].decode()
+    sentence = next(line for line in text.splitlines() if "no attack detects" in line)
+    shown = re.search(r"more than ([0-9.]+) %", sentence)[1]
+    for changed, outcome in (
+        (text.replace(f"{sentence}\n", ""), OK),
+        (text.replace(shown, f"{float(shown) - 0.01:.2f}"), FAILED),
+        (text.replace(sentence, "No bound on membership attacks: the run is not private."), FAILED),
+    ):
+        checks = verify(replace(files, content={**files.content, "statement.txt": changed.encode()}))
+        assert {check.name: check.outcome for check in checks}["statement.txt"] == outcome
 
 
 @pytest.mark.parametrize("command", ["verify", "export"])

@@ -70,7 +70,7 @@ def test_twin_a_complaint_is_heard(page, tmp_path):
 def test_it_fits_a_phone(which, request, tmp_path):
     seen = probed(request.getfixturevalue(which), tmp_path, 390)
     assert seen["width"] == 390 and seen["overflow"] <= 0
-    assert seen["plots"] == 14 and seen["smallest"] > 150 and seen["letters"] > 8 and seen["broken"] == 0
+    assert seen["plots"] == 15 and seen["smallest"] > 150 and seen["letters"] > 8 and seen["broken"] == 0
     assert seen["images"] == (48 if which == "page" else 0)
 
 

@@ -12,7 +12,7 @@ from dpcert.report.theme import SERIES, stroke
 from tests.report.conftest import RUNS
 
 NAMES = {
-    "certified_accuracy", "radii", "p_lower", "attacks_l2", "attacks_linf", "training_accuracy", "training_gradient_norm",
+    "membership", "certified_accuracy", "radii", "p_lower", "attacks_l2", "attacks_linf", "training_accuracy", "training_gradient_norm",
     "training_epsilon", *(f"{kind}_{metric}" for kind in ("samples", "radius_by") for metric in ("gradient_norm", "hessian_norm", "lipschitz")),
 }  # fmt: skip
 

@@ -189,7 +189,7 @@ def test_figures_follow_the_colours_of_the_page(page):
     """No colour is fixed inside a figure, so that none is invisible on a dark page."""
     figures = re.findall(r'<div class="plot".*?</svg>', page, flags=re.DOTALL)
     fixed = {colour for figure in figures for colour in re.findall(r"(?:fill|stroke): ?(#\w+|black|white)", figure)}
-    assert len(figures) == 14 and not fixed
+    assert len(figures) == 15 and not fixed
     variables = set(re.findall(r"var\((--[\w-]+)\)", page))
     light, dark = re.findall(r":root \{(.*?)\n *\}", page, flags=re.DOTALL)
     assert variables - {"--share"} <= set(re.findall(r"(--[\w-]+):", light)) & set(re.findall(r"(--[\w-]+):", dark))

@@ -23,6 +23,7 @@ def account(
     Example:  dpcert account --epsilon 3 --delta 1e-5 --size 60000 --batch-size 512 --epochs 40
     """
     from ..privacy import accounting
+    from ..privacy.tradeoff import TradeOff, membership_sentence
 
     if epsilon is None and noise_multiplier is None:
         raise ConfigError("give --epsilon (to get the noise), --noise-multiplier (to get epsilon), or both (to get the steps)")
@@ -44,3 +45,5 @@ def account(
         f"noise multiplier {noise_multiplier:g}, {taken} steps: "
         f"epsilon = {ceil_text(spent, 4)} (PLD), {ceil_text(renyi, 4)} by RDP"
     )
+    releases = [accounting.GaussianSteps(noise_multiplier, q, taken)]
+    typer.echo(membership_sentence(TradeOff(*accounting.privacy_profile(releases))))

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -12,9 +13,11 @@ from ..errors import LedgerError
 from ..rounding import ceil_text
 from . import accounting
 from .ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, Ledger
+from .tradeoff import TradeOff, membership_sentence
 
 TUNING = "not charged"  # best-of-k: choosing among several runs spends privacy that no ledger of one run can see
 SEEN_WITHOUT_PRIVACY = "the initial weights were trained on these records without privacy"
+_LARGEST_MU, _MOST_SETTINGS = 30.0, 8  # of a ledger that is accounted for
 _PACKAGES = ("torch", "dp-accounting")  # what computed the weights, and what computed epsilon
 _NEIGHBOURS = {accounting.RELATION: "data sets that differ by adding or removing one record"}
 _NOISE = {"secret": "The noise came from a secret key, destroyed with the last step.", "seeded": "The noise seed is known."}
@@ -36,6 +39,7 @@ class Statement:
     sampling_probability: float
     steps: int
     clip_norm: float | None
+    releases: tuple[accounting.GaussianSteps, ...] = field(repr=False)  # all that is charged, `earlier` included
     conditions: tuple[str, ...] = field(default=())
     relation: str = accounting.RELATION
     accountant: str = accounting.ACCOUNTANT
@@ -70,8 +74,23 @@ class Statement:
         )
         return (*how, *self.conditions, *made)
 
-    def __str__(self) -> str:
+    @property
+    def trade_off(self) -> TradeOff | None:
+        """What the best possible membership attack can do; None where nothing is promised. Computed when asked for, once."""
+        return TradeOff(*accounting.privacy_profile(self.releases)) if self.private else None
+
+    @property
+    def membership(self) -> str:
+        """What epsilon means for one record, in a sentence. Not among the stored `sentences`: it follows from the ledger."""
+        return membership_sentence(self.trade_off)
+
+    @property
+    def without_membership(self) -> str:
+        """The statement as versions before the sentence on membership attacks printed it."""
         return "\n".join([self.short, *self.sentences])
+
+    def __str__(self) -> str:
+        return "\n".join([self.short, self.membership, *self.sentences])
 
     def as_metrics(self) -> dict[str, Any]:
         """The `privacy` part of metrics.json, and (as canonical JSON) the `statement` of the model's header."""
@@ -118,6 +137,7 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
         sampling_probability=facts["sampling_probability"],
         steps=ledger.steps_authorised,
         clip_norm=facts["clip_norm"],
+        releases=tuple(releases),
         conditions=tuple(_conditions(facts, ledger)),
         relation=relation,
         sampling=facts["sampling"],
@@ -125,6 +145,36 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
         versions=versions,
         earlier=ledger.earlier,
     )
+
+
+def state_of_file(data: bytes, origin: str) -> Statement:
+    """The statement that follows from the bytes of a ledger that somebody else may have written."""
+    ledger = Ledger.parse(data, origin)
+    reason = why_too_costly(ledger.releases())
+    if reason is not None:
+        raise LedgerError(f"{origin} cannot be accounted for: {reason}")
+    return state(ledger)
+
+
+def why_too_costly(releases: Iterable[accounting.GaussianSteps]) -> str | None:
+    """Why a ledger was made to keep the accountant busy for hours; None for an honest one, which is never near these bounds.
+
+    The central limit of Gaussian DP, mu^2 = sum of T q^2 (exp(1/rho^2) - 1), tells cheaply how much the steps spend; at
+    mu = 30 epsilon is in the hundreds, where a calibrated run never is.
+    """
+    charged = Counter[tuple[float, float]]()
+    for release in releases:
+        if release.noise_multiplier == 0.0:
+            return None  # not private: nothing is composed
+        charged[release.noise_multiplier, release.sampling_probability] += release.steps
+    if len(charged) > _MOST_SETTINGS:
+        return f"the ledger holds {len(charged)} settings of the noise; a run has one"
+    spent = 0.0
+    for (rho, q), steps in charged.items():
+        per_step = 1.0 / max(rho, 1e-3) ** 2
+        one = per_step if q == 1.0 else q * q * math.expm1(min(per_step, 600.0))
+        spent += min(steps, 2**62) * one
+    return None if spent <= _LARGEST_MU**2 else "its steps spend hundreds of epsilon: such a ledger promises nothing"
 
 
 def why_not_private(ledger: Ledger) -> str | None:

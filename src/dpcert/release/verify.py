@@ -8,7 +8,6 @@ what was run) is listed as not checked.
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ from typing import Any
 from ..errors import DpcertError, RunError, VerifyError
 from ..methods import METHODS
 from ..privacy.ledger import Ledger
-from ..privacy.statement import Statement, recorded_versions, state
+from ..privacy.statement import Statement, recorded_versions, state, why_too_costly
 from ..runs.config import Config, parse_text
 from ..store.durable import sha256_hex
 from ..store.metrics import parse_unread_metrics
@@ -32,7 +31,6 @@ from .certificates import NotCheckedError
 from .files import MANIFEST, STATEMENT
 
 OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
-_LARGEST_MU, _MOST_SETTINGS = 30.0, 8
 _MOST_POINTS = 100  # of a training curve: each is composed anew
 _EPOCH_UNIT, _EPSILON_UNIT = 1e-4, 1e-6  # what its rows are rounded to
 _CLOSE = 1e-6  # relative: epsilon recomputed by another build of the same accountant
@@ -84,31 +82,12 @@ class Evidence:
     @cached_property
     def statement(self) -> Statement:
         """What the ledger proves. The versions, of which it knows nothing, are the model header's (or, without one, stated)."""
-        _refuse_costly(self.ledger)
+        too_costly = why_too_costly(self.ledger.releases())
+        _expect(too_costly is None, str(too_costly))
         if self.has(MODEL):
             return state(self.ledger, recorded_versions(self.header))
         stated = self.metrics["privacy"].get("versions")
         return state(self.ledger, stated if isinstance(stated, dict) else None)
-
-
-def _refuse_costly(ledger: Ledger) -> None:
-    """Refuse a ledger made to keep the accountant busy for hours: no honest one is near these bounds.
-
-    The central limit of Gaussian DP, mu^2 = sum of T q^2 (exp(1/rho^2) - 1), tells cheaply how much the steps spend; at
-    mu = 30 epsilon is in the hundreds, where a calibrated run never is.
-    """
-    charged = Counter[tuple[float, float]]()
-    for release in ledger.releases():
-        if release.noise_multiplier == 0.0:
-            return  # not private: nothing is composed
-        charged[release.noise_multiplier, release.sampling_probability] += release.steps
-    _expect(len(charged) <= _MOST_SETTINGS, f"the ledger holds {len(charged)} settings of the noise; a run has one")
-    spent = 0.0
-    for (rho, q), steps in charged.items():
-        per_step = 1.0 / max(rho, 1e-3) ** 2
-        one = per_step if q == 1.0 else q * q * math.expm1(min(per_step, 600.0))
-        spent += min(steps, 2**62) * one
-    _expect(spent <= _LARGEST_MU**2, "its steps spend hundreds of epsilon: such a ledger promises nothing")
 
 
 def verify(files: PublicFiles) -> list[Check]:
@@ -301,7 +280,8 @@ def _covers(row: CurveRow, statement: Statement) -> bool:
 
 
 def _statement_text(evidence: Evidence) -> str:
-    _expect(evidence.bytes_of(STATEMENT).decode() == f"{evidence.statement}\n", f"{STATEMENT} says something else")
+    text, statement = evidence.bytes_of(STATEMENT).decode(), evidence.statement
+    _expect(text in (f"{statement}\n", f"{statement.without_membership}\n"), f"{STATEMENT} says something else")
     return "word for word what the ledger proves"
 
 

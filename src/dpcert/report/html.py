@@ -11,6 +11,7 @@ from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
 from ..store.records import METRICS, CertificateRow
 from . import figures, pictures, words
+from .membership import Membership, membership_curve, membership_of
 from .statistics import ClassFigures, ExampleGroup, Gain, MetricFigures, by_class, correlations, example_groups, gain, weakest
 from .tables import Certified, RunFacts
 from .theme import Drawing, Stroke, stroke
@@ -49,6 +50,7 @@ class _RunView:
     groups: list[_Group]
     correlations: list[MetricFigures]
     gain: Gain | None  # over the first run of the page
+    membership: Membership
 
     @property
     def labels(self) -> list[int]:
@@ -133,7 +135,7 @@ def _drawings(runs: Sequence[tuple[str, RunFacts]]) -> dict[str, Drawing]:
         found += [figures.attack_l2(runs), figures.attack_linf(runs)]
     if any(run.samples for _, run in runs):
         found += [*figures.sample_histograms(runs), *figures.metrics_by_radius(runs)]
-    found += figures.training_curves(runs)
+    found += [membership_curve(runs), *figures.training_curves(runs)]
     return {drawing.name: drawing for drawing in found if drawing is not None}
 
 
@@ -150,6 +152,7 @@ def _view(name: str, run: RunFacts, place: int, runs: Sequence[RunFacts]) -> _Ru
         groups=_groups(run, main, _EXAMPLES_ALONE if len(runs) == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],
         correlations=correlations(run.analysed),
         gain=_gain(run, runs[0]) if place > 0 else None,
+        membership=membership_of(run),
     )
 
 

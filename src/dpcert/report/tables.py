@@ -15,7 +15,7 @@ from ..rounding import ceil_text
 from ..store.durable import sha256_hex
 from ..store.metrics import certification_at, is_papers, main_sigma
 from ..store.opened import open_curve, open_metrics, open_rows, open_settings, open_side_rows
-from ..store.public import ATTACKS, CONFIG, REPORT, SAMPLES, PublicFiles, read_directory
+from ..store.public import ATTACKS, CONFIG, LEDGER, REPORT, SAMPLES, PublicFiles, read_directory
 from ..store.records import AttackRow, CertificateRow, CurveRow, SampleRow
 from ..store.runs import RunDirectory, is_of_validation
 from .paper import TABLE_1
@@ -77,6 +77,7 @@ class RunFacts:
     images: np.ndarray | None = None
     no_images: str = "the data set was not at hand when this page was made"
     in_bundle: bool = False  # a page for those who have the bundle only
+    ledger: bytes = field(default=b"", repr=False)
 
     @property
     def of_test(self) -> list[Certified]:
@@ -170,7 +171,9 @@ def facts_of(files: PublicFiles) -> RunFacts:
     samples = open_side_rows(SampleRow, files, SAMPLES)
     attacks = open_side_rows(AttackRow, files, ATTACKS)
     curve = open_curve(files, metrics["privacy"].get("steps"))
-    return RunFacts(files.origin, metrics, text, certified, samples, attacks, curve, _digests(files))
+    return RunFacts(
+        files.origin, metrics, text, certified, samples, attacks, curve, _digests(files), ledger=files.bytes_of(LEDGER)
+    )
 
 
 def _toml(path: str, data: bytes) -> str:
