@@ -188,7 +188,7 @@ def test_half_finished_of_other_data_or_from_a_newer_version(command, run, finis
     data, original = finished.parent / "blobs.npz", (finished.parent / "blobs.npz").read_bytes()
     try:
         np.savez(data, **other)
-        assert "does not fit the model" in refused(capsys, command, run)
+        assert "is 9 x 8, the model takes 8 x 8" in refused(capsys, command, run)
     finally:
         data.write_bytes(original)
     assert "is not a run directory" in refused(capsys, command, run / "absent")

@@ -311,7 +311,7 @@ def certify_to_file(
         return row.radius if row.correct else 0.0
 
     classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
-    with classifier.counters(x, request, key) as counters:
+    with classifier.counters(x[list(indices)], request, key) as counters:
         return append_missing_rows(
             CertificateRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("acr", earned)
         )
@@ -342,7 +342,7 @@ def decide_to_file(
         return float(row.votes)
 
     classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
-    with classifier.counters(x, request, key) as counters:
+    with classifier.counters(x[list(indices)], request, key) as counters:
         return append_missing_rows(
             RobustRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("votes each", votes)
         )

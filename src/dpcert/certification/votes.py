@@ -19,7 +19,7 @@ from ..isolation import Forward, each_row_alone, keeps_rows_apart, refuse_mixing
 from ..outputs import logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
-from .bank import PROBED, NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
+from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
 from .compiled import Rest, compile_rest
 from .smooth import Counter
 
@@ -184,7 +184,7 @@ class Voter:
                 self._checked.add(shape)
 
     def _from_a_bank(self, x: Tensor, key: bytes, votes: dict[Purpose, int]) -> list[Counter] | None:
-        prepared = self._ready_for(x[:PROBED].to(self.device))
+        prepared = self._ready_for(x)
         cut = prepared.cut
         layout = channels_last if prepared.rest is None else torch.Tensor.contiguous
         bank = None if cut is None else draw_bank(cut, self.sigma, key, votes, tuple(x.shape[1:]), self.device, layout)
@@ -206,7 +206,7 @@ class Voter:
 
     def _prepare(self, x: Tensor) -> _Prepared:
         cut = split(self.model, x, self.sigma)
-        rest = compile_rest(cut, cut.features(x[:1])) if cut is not None and self.device.type == "cpu" else None
+        rest = compile_rest(cut, cut.features(x[:1].to(self.device))) if cut is not None and self.device.type == "cpu" else None
         return _Prepared(each_row_alone(self.model, tuple(x.shape[1:])), cut, rest)
 
 
