@@ -12,7 +12,7 @@ import numpy as np
 from dpcert.privacy import mechanism
 from dpcert.runs import run as experiment
 from dpcert.runs.config import Config
-from dpcert.training import loop
+from dpcert.training import lifecycle, loop
 from tests.conftest import blobs
 
 STEPS_PER_BLOCK, STEPS = 3, 8
@@ -22,7 +22,7 @@ ROWS = "certificates-sigma0.50.tsv"
 
 def make_blocks_small(steps: int = STEPS_PER_BLOCK) -> None:
     """For this process: a test undoes it with the fixture `small_blocks`."""
-    mechanism.STEPS_PER_BLOCK = loop.STEPS_PER_BLOCK = steps
+    mechanism.STEPS_PER_BLOCK = loop.STEPS_PER_BLOCK = lifecycle.STEPS_PER_BLOCK = steps
 
 
 def write_data(folder: Path) -> Path:

@@ -44,7 +44,7 @@ def train_and_tell(config: Config, folder: Path) -> None:
     """Train with a progress bar and print the privacy statement."""
     from ..runs import run as experiment
     from ..store.runs import RunDirectory
-    from ..training.loop import is_finished
+    from ..training.lifecycle import is_finished
     from ._show import progress_bar
 
     done_before = is_finished(RunDirectory(folder))

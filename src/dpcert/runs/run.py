@@ -37,7 +37,8 @@ from ..store.metrics import read_metrics
 from ..store.records import AnyExampleRow, CertificateRow, RobustRow
 from ..store.runs import RunDirectory
 from ..training.curve import accuracy
-from ..training.loop import Run, choose_device, fit, is_finished
+from ..training.lifecycle import is_finished
+from ..training.loop import Run, choose_device, fit
 from ..training.state import load_weights, read_model, require_made_with
 from . import presets
 from .config import Config, differences, override, parse, read_toml
