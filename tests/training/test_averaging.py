@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from dpcert.errors import RunError
+import dpcert
+from dpcert.errors import DpcertWarning, RunError
 from dpcert.interrupts import Interrupted
 from dpcert.release.files import read_public_files
 from dpcert.release.verify import FAILED, NOT_CHECKED, OK, verify
 from dpcert.training.averaging import AVERAGES, Average, AveragingKeys
 from dpcert.training.curve import accuracy
 from dpcert.training.state import model_bytes, read_model
-from tests.training.knobs import DATA, STEPS, files, fresh, notes, small_blocks, train, weights
+from tests.training.knobs import BASE, DATA, METHOD, STEPS, files, fresh, notes, small_blocks, train, weights
 
 __all__ = ["notes", "small_blocks"]
 CHOICES = [{"averaging": "ema", "ema_decay": 0.7}, {"averaging": "tail", "tail": 0.5}, {"averaging": "tail", "tail": 1.0}]
@@ -175,3 +176,12 @@ def test_an_averaged_run_verifies_and_a_header_of_another_averaging_does_not(tmp
         path.write_bytes(model_bytes(run.model, {**others, **averaging}))
         failed = [check for check in verify(read_public_files(tmp_path / "run")) if check.outcome == FAILED]
         assert any("averaging" in check.detail for check in failed)
+
+
+def test_averaged_weights_are_known_to_have_seen_the_records():
+    """A copy of what was released is charged for both trainings."""
+    first, copy = train(noise_seed=None, **CHOICES[0]), fresh()
+    copy.load_state_dict(first.model.state_dict())
+    with pytest.warns(DpcertWarning, match="already been trained"):
+        second = dpcert.train(copy, DATA, METHOD, **(BASE | {"noise_seed": None}))
+    assert second.epsilon > 1.2 * first.epsilon

@@ -12,7 +12,7 @@ from dpcert.training.schedules import SCHEDULES
 from tests.training.knobs import STEPS, files, small_blocks, train
 
 __all__ = ["small_blocks"]
-ALL = list(itertools.product(OPTIMIZERS, SCHEDULES, AVERAGES))
+ALL = [pytest.param(*names, id="-".join(names)) for names in itertools.product(OPTIMIZERS, SCHEDULES, AVERAGES)]
 
 
 class Crash(BaseException):
@@ -52,7 +52,7 @@ def interrupted_often(out, **keys):
     train(out, **keys)
 
 
-@pytest.mark.parametrize(("optimizer", "schedule", "averaging"), ALL, ids="-".join)
+@pytest.mark.parametrize(("optimizer", "schedule", "averaging"), ALL)
 def test_a_run_that_was_killed_at_several_steps_ends_in_the_same_bytes(tmp_path, small_blocks, optimizer, schedule, averaging):
     keys = chosen(optimizer, schedule, averaging)
     train(tmp_path / "whole", **keys)
