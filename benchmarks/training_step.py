@@ -23,7 +23,8 @@ from dpcert.privacy.clipping import Flat
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, opening_facts
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions
-from dpcert.training.loop import Settings, plan_for
+from dpcert.training.loop import plan_for
+from dpcert.training.settings import Settings
 from dpcert.training.step import StepContext, private_step, small_parts_change_no_bit
 from dpcert.workers import worker_count
 
@@ -65,7 +66,7 @@ def private(data: Dataset, copies: int, engine: str):
     model = build_model("cnn", seed=0)
     m = method("dp-gaussian", sigma=SIGMA, copies=copies) if copies else method("dpsgd")
     small = Dataset(data.x_train[:BATCH], data.y_train[:BATCH], data.x_test[:1], data.y_test[:1], classes=10)
-    settings = Settings(8.0, 1e-5, 1000, BATCH, 0.01, 0.9, "sgd", 0.1)
+    settings = Settings.of(epsilon=8.0, epochs=1000, batch_size=BATCH, learning_rate=0.01)
     plan = plan_for(small, m, settings)
     ledger = Ledger()
     ledger.open(opening_facts(plan, noise_is_secret=True))
@@ -79,7 +80,7 @@ def private(data: Dataset, copies: int, engine: str):
         choose(engine, model, m.loss, small.input_shape, worker_count(torch.device("cpu"))),
         Mechanism(plan, KEY, ledger),
         torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
-        settings.physical_batch,
+        settings.train.physical_batch,
     )
     problem = replace(problem, small_parts=small_parts_change_no_bit(problem))  # as a training does
     counter = [0]

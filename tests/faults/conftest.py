@@ -7,7 +7,7 @@ import pytest
 
 from dpcert.privacy import mechanism
 from dpcert.store import growing
-from dpcert.training import loop
+from dpcert.training import lifecycle, loop
 from tests.faults import scene
 from tests.faults.injector import failing
 
@@ -17,6 +17,7 @@ def small_blocks(monkeypatch):
     """Blocks of 3 steps, and every row of certificates made durable at once."""
     monkeypatch.setattr(mechanism, "STEPS_PER_BLOCK", scene.STEPS_PER_BLOCK)
     monkeypatch.setattr(loop, "STEPS_PER_BLOCK", scene.STEPS_PER_BLOCK)
+    monkeypatch.setattr(lifecycle, "STEPS_PER_BLOCK", scene.STEPS_PER_BLOCK)
     monkeypatch.setattr(growing, "_SECONDS_BETWEEN_SYNCS", -1.0)
 
 

@@ -15,7 +15,7 @@ from dpcert.runs.config import Config
 from dpcert.runs.open import open_run
 from dpcert.runs.resolve import resolve
 from dpcert.runs.training import train as train_in_directory
-from dpcert.training import loop
+from dpcert.training import lifecycle, loop
 from tests.conftest import blobs
 
 STEPS_PER_BLOCK, STEPS = 3, 8
@@ -25,7 +25,7 @@ ROWS = "certificates-sigma0.50.tsv"
 
 def make_blocks_small(steps: int = STEPS_PER_BLOCK) -> None:
     """For this process: a test undoes it with the fixture `small_blocks`."""
-    mechanism.STEPS_PER_BLOCK = loop.STEPS_PER_BLOCK = steps
+    mechanism.STEPS_PER_BLOCK = loop.STEPS_PER_BLOCK = lifecycle.STEPS_PER_BLOCK = steps
 
 
 def write_data(folder: Path) -> Path:

@@ -15,12 +15,14 @@ import pytest
 from safetensors import safe_open
 
 from dpcert.errors import DpcertError
+from dpcert.privacy.ledger import Ledger
 from dpcert.report.tables import read_run
 from dpcert.runs import certify as certifying
 from dpcert.runs import open as opening
 from dpcert.runs.open import open_run
 from dpcert.store import records
-from dpcert.training import loop, state
+from dpcert.store.runs import RunDirectory
+from dpcert.training import lifecycle, state
 from tests.faults import scene
 from tests.faults.conftest import Stage
 from tests.faults.injector import Fault, Killed, failing
@@ -172,10 +174,10 @@ def _unchecked_metrics(path):
 
 _real_load_tensors = state.load_tensors
 TWINS = [
-    ("reload", "model.safetensors", loop, "read_model", _unchecked_model),  # as it was: found by this test
+    ("reload", "model.safetensors", lifecycle, "read_model", _unchecked_model),  # as it was: found by this test
     ("resume", CHECKPOINT, state, "load_tensors", lambda path, sha256=None: _real_load_tensors(path)),
     ("resume", "private/state.json", state, "_read_state", _unchecked_state),
-    ("resume", "config.toml", loop, "_refuse_other_origin", lambda *arguments: None),
+    ("resume", "config.toml", lifecycle, "_refuse_other_origin", lambda *arguments: None),
     ("certify", "ledger.jsonl", opening, "require_made_with", lambda *arguments: None),
     ("certify", scene.ROWS, records, "row_of", _unchecked_row),
     ("certify", "metrics.json", certifying, "read_metrics", _unchecked_metrics),
@@ -231,5 +233,5 @@ def test_older_files_are_read(stage):
     assert read_run(out).metrics == metrics
     weights, facts = state.read_model(out / "model.safetensors")
     assert weights and facts.pop("ledger_sha256")
-    ledger = loop.Ledger.load(out / "ledger.jsonl")
-    state.require_made_with(loop.RunDirectory(out), facts, ledger, facts["config_sha256"])
+    ledger = Ledger.load(out / "ledger.jsonl")
+    state.require_made_with(RunDirectory(out), facts, ledger, facts["config_sha256"])

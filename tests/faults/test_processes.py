@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dpcert.errors import DpcertError, RunError
+from dpcert.interrupts import Interrupted
 from dpcert.privacy.ledger import Ledger
 from dpcert.runs import training as runs
 from dpcert.store.records import CertificateRow, read_rows
@@ -192,7 +193,7 @@ def parts_after_the_signal(stage: Stage, monkeypatch, out: Path) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(step, "_clipped_sum_of", counted)
         config = scene.config(stage.data, train__physical_batch=1)  # an example at a time: several parts a step
-        with pytest.raises(loop.Interrupted):
+        with pytest.raises(Interrupted):
             runs.train(config, out)
     return parts.count(4) - 1
 

@@ -8,6 +8,7 @@ from tests.mutants.mutant import Mutant
 
 ANALYSIS = "tests/analysis/test_metrics.py"
 ATTACKS = "tests/attacks/test_attacks.py"
+AVERAGING = "tests/training/test_averaging.py"
 AUDIT = "tests/privacy/test_audit.py"
 AUDIT_COMMAND = "tests/cli/test_audit.py"
 BANK = "tests/certification/test_bank.py"
@@ -28,6 +29,7 @@ LOSSES = "tests/test_losses.py"
 METHODS = "tests/test_methods.py"
 MIXING = "tests/contracts/test_mixing.py"
 OWN_RUN = "tests/runs/test_analyze_and_attack.py"
+OPTIMIZERS = "tests/training/test_optimizers.py"
 PAGE = "tests/report/test_page.py"
 PARTS = "tests/training/test_parts.py"
 PIECES = "tests/runs/test_pieces.py"
@@ -36,9 +38,12 @@ PROVENANCE = "tests/training/test_provenance.py"
 READERS = "tests/data/test_readers.py"
 REGISTRY = "tests/models/test_registry.py"
 REPRODUCTION = "tests/report/test_reproduction.py"
+RESUME_ALL = "tests/training/test_resume_all.py"
 RNG = "tests/test_rng.py"
 ROUNDING = "tests/test_rounding.py"
+SCHEDULES = "tests/training/test_schedules.py"
 SECRETS = "tests/security/test_secrets.py"
+SETTINGS = "tests/training/test_settings.py"
 SMOOTH = "tests/certification/test_smooth.py"
 SMOOTHADV = "tests/views/test_smoothadv.py"
 STEP = "tests/training/test_step.py"
@@ -657,5 +662,104 @@ WIDER = [
         "if False:",
         ("tests/report/test_membership.py::test_a_page_never_promises_what_the_ledger_does_not_prove",),
         "a page bounds attacks on a run that it calls not private",
+    ),
+    # settings, optimizers, schedules, averages
+    Mutant(
+        "training/optimizers.py",
+        "lr=keys.learning_rate, weight_decay=keys.weight_decay)",
+        "lr=keys.learning_rate, weight_decay=0.01)",
+        (f"{OPTIMIZERS}::test_an_optimizer_is_pytorchs_on_the_same_noised_gradients",),
+        "the weight decay that was asked for is ignored",
+    ),
+    Mutant(
+        "training/schedules.py",
+        "((step - rising) / (steps - rising))",
+        "(step / steps)",
+        (f"{SCHEDULES}::test_schedules_are_pytorchs",),
+        "the learning rate falls before the warm-up is over",
+    ),
+    Mutant(
+        "training/schedules.py",
+        "return (step + 1) / rising",
+        "return step / rising",
+        (f"{SCHEDULES}::test_a_rate_is_positive_rises_in_the_warm_up_and_never_after_it",),
+        "the first step is paid for and does nothing",
+    ),
+    Mutant(
+        "training/loop.py",
+        "train.learning_rate_at(step, total)",
+        "train.learning_rate_at(step - begun.first, total)",
+        (f"{RESUME_ALL}::test_a_run_that_was_killed_at_several_steps_ends_in_the_same_bytes",),
+        "a resumed run begins its schedule again",
+    ),
+    Mutant(
+        "training/loop.py",
+        "        training.average.release()\n    statement",
+        "        pass\n    training.average.release()\n    statement",
+        (f"{AVERAGING}::test_averaged_weights_are_known_to_have_seen_the_records",),
+        "released averages are taken for weights that have seen nothing",
+    ),
+    Mutant(
+        "training/loop.py",
+        "training.average.include(done)",
+        "training.average.include(step)",
+        (f"{AVERAGING}::test_the_released_weights_are_the_average_of_the_iterates",),
+        "an average is counted from the wrong step",
+    ),
+    Mutant(
+        "training/averaging.py",
+        "before = steps - max(1, round(keys.tail * steps))",
+        "before = 0",
+        (f"{AVERAGING}::test_the_released_weights_are_the_average_of_the_iterates",),
+        "the tail average is that of all steps",
+    ),
+    Mutant(
+        "training/averaging.py",
+        "self._put(raw)",
+        "pass",
+        (f"{AVERAGING}::test_the_raw_weights_come_back_bit_for_bit_and_buffers_are_left_alone",),
+        "the training goes on from the average after each look at the test set",
+    ),
+    Mutant(
+        "training/state.py",
+        "        value.copy_(stored[name])",
+        "        value.copy_(value)",
+        (f"{RESUME_ALL}::test_a_run_that_was_killed_at_several_steps_ends_in_the_same_bytes",),
+        "a resumed run forgets its average",
+    ),
+    Mutant(
+        "training/lifecycle.py",
+        "facts |= {} if averaging is None else",
+        "facts |= {} if averaging is not None else",
+        (f"{AVERAGING}::test_the_average_is_what_is_written_evaluated_and_loaded",),
+        "the header does not say that the weights are an average",
+    ),
+    Mutant(
+        "training/settings.py",
+        "Annotated[int | None, Field(ge=1, le=1024), SPEED_ONLY]",
+        "Annotated[int | None, Field(ge=1, le=1024)]",
+        (f"{SETTINGS}::test_every_key_belongs_to_one_section_and_python_knows_all_of_them",),
+        "a run cannot be resumed with another number of threads",
+    ),
+    Mutant(
+        "sections.py",
+        "if value is not None and chosen is not None:",
+        "if False:",
+        (f"{SETTINGS}::test_a_wrong_value_is_one_line_and_nothing_is_written",),
+        "a setting that nothing uses is accepted in silence",
+    ),
+    Mutant(
+        "sections.py",
+        "if key not in unset}",
+        "}",
+        (f"{SETTINGS}::test_the_papers_presets_and_the_stored_configs_keep_their_bytes",),
+        "runs without the new keys get another config, and another hash of it",
+    ),
+    Mutant(
+        "release/verify.py",
+        '"averaging": config.train.averaging_in_words}',
+        '"averaging": evidence.header.get("averaging")}',
+        (f"{AVERAGING}::test_an_averaged_run_verifies_and_a_header_of_another_averaging_does_not",),
+        "a header may claim any averaging",
     ),
 ]

@@ -16,7 +16,7 @@ from dpcert.errors import RunError
 from dpcert.privacy.ledger import Ledger
 from dpcert.release.files import MOST_MEMBERS, bundle_bytes, read_public_files, write_new
 from dpcert.release.verify import FAILED, OK, verify
-from dpcert.training.loop import _mac_key
+from dpcert.training.lifecycle import _mac_key
 from tests.conftest import blobs
 
 from .conftest import SMALL, call, settings

@@ -23,7 +23,7 @@ from dpcert.runs.open import recorded_classes, recorded_shape
 from dpcert.runs.predict import predict_files, read_images
 from dpcert.runs.resolve import read_config
 from dpcert.store.runs import RunDirectory
-from dpcert.training import loop
+from dpcert.training import lifecycle
 from dpcert.training.state import read_model
 from tests.conftest import blobs
 
@@ -110,7 +110,7 @@ def test_the_runs_of_older_versions_still_say_what_they_take():
 
 def older_version(monkeypatch):
     """Train as the versions before this record did."""
-    facts, file = loop.opening_facts, loop.model_bytes
+    facts, file = lifecycle.opening_facts, lifecycle.model_bytes
 
     def without_shape(plan, **how):
         return {name: value for name, value in facts(plan, **how).items() if name != "input_shape"}
@@ -118,8 +118,8 @@ def older_version(monkeypatch):
     def without_labels(model, metadata):
         return file(model, {name: value for name, value in metadata.items() if name not in ("input_shape", "classes")})
 
-    monkeypatch.setattr(loop, "opening_facts", without_shape)
-    monkeypatch.setattr(loop, "model_bytes", without_labels)
+    monkeypatch.setattr(lifecycle, "opening_facts", without_shape)
+    monkeypatch.setattr(lifecycle, "model_bytes", without_labels)
     monkeypatch.setattr(Config, "for_images", lambda config, shape: config)
 
 

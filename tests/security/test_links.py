@@ -145,7 +145,7 @@ def test_a_link_swapped_in_during_training_is_not_followed(moment, made, outside
     out, before = tmp_path / "new", state_of(outside)
     owner = {"store_key": RunDirectory, "close": Ledger}.get(moment)
     if moment == "save_checkpoint":
-        from dpcert.training import loop as owner
+        from dpcert.training import lifecycle as owner
     real = getattr(owner, moment)
 
     def swapped(*arguments, **options):

@@ -17,8 +17,8 @@ import dpcert
 from dpcert.cli import main
 from dpcert.data import cifar, registry
 from dpcert.errors import DpcertError
+from dpcert.interrupts import Interrupted
 from dpcert.runs.config import parse, read_toml
-from dpcert.training.loop import Interrupted
 from tests.conftest import blobs
 from tests.security.guards import UnpickledError, no_unpickling
 

@@ -11,8 +11,9 @@ import pytest
 
 import dpcert
 from dpcert.cli import main
+from dpcert.interrupts import Interrupted
 from dpcert.rng import KEY_BYTES, Purpose, stream_bytes
-from dpcert.training import loop
+from dpcert.training import lifecycle
 from tests.conftest import blobs
 
 WINDOW = 8
@@ -52,7 +53,7 @@ def call(*arguments: str) -> int:
 def keys(monkeypatch):
     """All run keys that are made, and the keys that are derived from them."""
     made: list[bytes] = []
-    real = loop.secret_key
+    real = lifecycle.secret_key
 
     def spy() -> bytes:
         key = real()
@@ -60,7 +61,7 @@ def keys(monkeypatch):
         made.extend([key, *(stream_bytes(key, purpose, KEY_BYTES) for purpose in purposes)])
         return key
 
-    monkeypatch.setattr(loop, "secret_key", spy)
+    monkeypatch.setattr(lifecycle, "secret_key", spy)
     return made
 
 
@@ -107,7 +108,7 @@ def stop_after(keys: list[bytes], out: Path) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     data = dpcert.Dataset(**blobs(0), classes=3, size=240)
-    with pytest.raises(loop.Interrupted):
+    with pytest.raises(Interrupted):
         dpcert.train("linear", data, "dpsgd", epochs=5, batch_size=10, out=out, progress=stop)
     assert holders(keys[0], [out / "private" / "key"])
     assert not holders(keys[0], [file for file in (out / "private").iterdir() if file.name != "key"])

@@ -19,7 +19,7 @@ from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, opening_facts
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions, stream_bytes
 from dpcert.training import loop
-from dpcert.training.loop import Settings
+from dpcert.training.settings import Settings
 from dpcert.training.step import StepContext, private_step
 
 KEY = key_from_seed(7, "test")
@@ -163,7 +163,7 @@ def stepped(physical_batch: int, step: int = 0) -> torch.Tensor:
 
 
 def plan_for(data: Dataset):
-    settings = Settings(4.0, 1e-5, 10.0, 48, 1.0, 0.0, "sgd", 0.1)
+    settings = Settings.of(epsilon=4.0, delta=1e-5, epochs=10.0, batch_size=48, learning_rate=1.0, momentum=0.0)
     return loop.plan_for(data, dpcert.method("dpsgd"), settings)
 
 

@@ -14,13 +14,12 @@ from dpcert.gradients.engine import Clip
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, opening_facts
 from dpcert.rng import key_from_seed
-from dpcert.training.loop import Settings, plan_for
+from dpcert.training.loop import plan_for
+from dpcert.training.settings import Settings
 from dpcert.training.step import StepContext, clipped_sum, private_step
 from tests.conftest import blobs
 
-SETTINGS = Settings(
-    epsilon=3.0, delta=1e-5, epochs=2, batch_size=10, learning_rate=0.5, momentum=0.0, optimizer="sgd", clip_norm=0.1
-)
+SETTINGS = {"epsilon": 3.0, "delta": 1e-5, "epochs": 2, "learning_rate": 0.5, "momentum": 0.0, "clip_norm": 0.1}
 ENGINES = ("vmap", "layerwise")
 METHODS = ("dpsgd", "dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer", "psac")
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "3e38": 3e38}
@@ -31,7 +30,7 @@ def problem(method="dpsgd", engine="vmap", poison=None, batch_size=10) -> StepCo
     data = dpcert.Dataset(**blobs(0), classes=3, size=240)
     if poison is not None:
         data.x_train[7] = poison
-    settings = Settings(**{**SETTINGS.__dict__, "batch_size": batch_size})
+    settings = Settings.of(**SETTINGS, batch_size=batch_size)
     chosen = dpcert.method(method, sigma=0.25)
     plan = plan_for(data, chosen, settings)
     model = dpcert.build_model("linear", input_shape=(1, 8, 8), classes=3, seed=0)

@@ -14,13 +14,13 @@ from torch import nn
 
 import dpcert
 from dpcert.errors import DpcertError, LedgerError, RunError
+from dpcert.interrupts import Interrupted
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.statement import state
 from dpcert.runs.resolve import resolve
 from dpcert.runs.training import train as train_in_directory
 from dpcert.store.runs import RunDirectory
 from dpcert.training import step
-from dpcert.training.loop import Interrupted
 from tests.conftest import blobs
 
 DATA = dpcert.Dataset(**blobs(0), classes=3, size=240)
@@ -340,7 +340,7 @@ def test_nothing_per_example_is_written(tmp_path):
         ({"batch_size": 500}, "batch_size is 500"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
-        ({"optimizer": "lion"}, "'sgd' or 'adam'"),
+        ({"optimizer": "lion"}, "'sgd', 'adam' or 'adamw'"),
         ({"device": "cuda:7"}, "cannot be used"),
         ({"engine": "magic"}, "'auto', 'layerwise' or 'vmap'"),
         ({"noise_seed": -3}, "noise_seed is -3"),

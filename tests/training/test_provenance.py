@@ -10,8 +10,8 @@ from torch import nn
 
 import dpcert
 from dpcert.errors import DpcertWarning
+from dpcert.interrupts import Interrupted
 from dpcert.privacy.ledger import Ledger
-from dpcert.training.loop import Interrupted
 from dpcert.training.provenance import record_hashes
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpcert.errors.DpcertWarning")
@@ -136,7 +136,7 @@ def test_a_run_directory_keeps_what_its_initial_weights_had_seen(tmp_path):
 
 def test_a_killed_run_that_began_warm_is_still_charged_for_it(tmp_path, monkeypatch):
     """The crash comes after the first checkpoint and before the ledger opens; another process has never seen the module."""
-    from dpcert.training import loop
+    from dpcert.training import lifecycle
 
     model, data = fresh(), data_of(0)
     first = train(model, data)
@@ -145,7 +145,7 @@ def test_a_killed_run_that_began_warm_is_still_charged_for_it(tmp_path, monkeypa
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "_open_ledger", crash)
+        patched.setattr(lifecycle, "_open_ledger", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             train(model, data, out=tmp_path / "run")
     assert train(fresh(), data, out=tmp_path / "run").epsilon == composed(first, first)

@@ -13,11 +13,11 @@ import torch
 import dpcert
 from dpcert.cli import main
 from dpcert.gradients import engine
+from dpcert.interrupts import Interrupted
 from dpcert.privacy import mechanism
 from dpcert.runs import training as runs
 from dpcert.store.durable import write_checked_json
 from dpcert.store.metrics import read_metrics
-from dpcert.training import loop
 from tests.conftest import blobs
 
 SETTINGS = ("data.classes=3", "data.size=240", "model.name=linear", "train.batch_size=10", "train.epochs=5", "privacy.noise_seed=5",
@@ -146,7 +146,7 @@ def test_no_norm_or_loss_of_an_example_is_written_anywhere(tmp_path, sensitive):
     def train():
         return dpcert.train("linear", data, "dpsgd", epochs=5, batch_size=10, seed=0, out=tmp_path / "run", progress=stop)
 
-    with pytest.raises(loop.Interrupted):
+    with pytest.raises(Interrupted):
         train()
     model = dpcert.build_model("linear", input_shape=(1, 8, 8), classes=3, seed=0)
     losses = torch.nn.functional.cross_entropy(model(data.x_train), data.y_train, reduction="none").tolist()

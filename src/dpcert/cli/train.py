@@ -49,7 +49,7 @@ def train_and_tell(config: Config, folder: Path, factory: Factory | None) -> Non
     """Train with a progress bar and print the privacy statement."""
     from ..runs import training as runs
     from ..store.runs import RunDirectory
-    from ..training.loop import is_finished
+    from ..training.lifecycle import is_finished
     from ._show import progress_bar
 
     done_before = is_finished(RunDirectory(folder))

@@ -222,10 +222,16 @@ def _model_and_config(evidence: Evidence) -> str:
     _require_model(evidence)
     digest = sha256_hex(evidence.bytes_of(CONFIG))
     _expect(evidence.header.get("config_sha256") == digest, f"{CONFIG} is not the config these weights were made with")
-    for name, value in (("method", evidence.config.method.name), ("dataset", evidence.metrics["dataset"])):
+    config = evidence.config
+    wanted = {
+        "method": config.method.name,
+        "dataset": evidence.metrics["dataset"],
+        "averaging": config.train.averaging_in_words,
+    }
+    for name, value in wanted.items():
         stated = evidence.header.get(name)
         _expect(stated == value, f"the model's header says {name} {stated}, the run {value}")
-    _expect(evidence.metrics["method"] == evidence.config.method.name, f"{METRICS} names another method than {CONFIG}")
+    _expect(evidence.metrics["method"] == config.method.name, f"{METRICS} names another method than {CONFIG}")
     return "the header names the SHA-256 of the config, the method and the data set"
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -11,7 +12,8 @@ from ..methods import method as named_method
 from ..models.registry import build_model
 from ..progress import Progress, silent
 from ..store.runs import RunDirectory
-from ..training.loop import Run, Settings, fit
+from ..training.loop import Run, fit
+from ..training.settings import Settings
 from .config import Config, MethodConfig, parse
 from .training import train_in
 
@@ -37,12 +39,15 @@ def train(
     engine: str = "auto",
     device: str = "cpu",
     progress: Progress = silent,
+    **settings_by_name: Any,
 ) -> Run:
     """Train `model` (in place) on `data` within (epsilon, delta).
 
     `dataset_size` is the public N; without it len(data.x_train) is taken and the statement says so. `seed` fixes the
     initialisation of a model given by name (a module comes with its own weights). `noise_seed` makes the run reproducible
     and not private. With `out` the run is kept in a directory, survives a crash and is continued by the same call.
+    Any other key of the config sections ``[train]``, ``[privacy]`` and ``[gradients]`` can be given by its name, for example
+    ``schedule="cosine", warmup=0.1, averaging="ema"``.
     """
     method = named_method(method) if isinstance(method, str) else method
     if dataset_size is not None:
@@ -58,7 +63,7 @@ def train(
             data.x_validation,
             data.y_validation,
         )
-    settings = Settings(
+    settings = Settings.of(
         epsilon=epsilon,
         delta=delta,
         epochs=epochs,
@@ -71,19 +76,19 @@ def train(
         physical_batch=physical_batch,
         engine=engine,
         device=device,
+        seed=seed,
+        **settings_by_name,
     )
     name = model if isinstance(model, str) else getattr(model, "dpcert_name", type(model).__name__)
     if isinstance(model, str):
         model = build_model(model, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
     if out is None:
         return fit(model, data, method, settings, progress=progress)
-    config = _as_config(name, data, method, settings, dataset_size, seed)
+    config = _as_config(name, data, method, settings, dataset_size)
     return train_in(RunDirectory(Path(out)), config, model, data, method, progress)
 
 
-def _as_config(
-    model: str, data: Dataset, method: Method, settings: Settings, dataset_size: int | None, seed: int | None
-) -> Config:
+def _as_config(model: str, data: Dataset, method: Method, settings: Settings, dataset_size: int | None) -> Config:
     views = method.views
     sigma = {} if views.sigma is None else {"sigma": float(views.sigma), "copies": views.copies}
     regulariser = (
@@ -103,22 +108,8 @@ def _as_config(
             **sigma,
             **{key: value for key, value in own.items() if key in MethodConfig.model_fields},
         },
-        "train": {
-            "epochs": settings.epochs,
-            "batch_size": settings.batch_size,
-            "learning_rate": settings.learning_rate,
-            "momentum": settings.momentum,
-            "optimizer": settings.optimizer,
-            "physical_batch": settings.physical_batch,
-            "device": settings.device,
-            "seed": seed,
-        },
-        "privacy": {
-            "epsilon": settings.epsilon,
-            "delta": settings.delta,
-            "clip_norm": settings.clip_norm,
-            "noise_seed": settings.noise_seed,
-        },
-        "gradients": {"engine": settings.engine},
+        "train": settings.train,
+        "privacy": settings.privacy,
+        "gradients": settings.gradients,
     }
     return parse(tables, "train()")

@@ -9,23 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from .._validate import one_of, shown
+from .._validate import one_of
 from ..data.dataset import LARGEST_IMAGE
 from ..errors import ConfigError, DataError
 from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
-from ..training.loop import Settings
-
-_LARGEST = 2**53
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+from ..sections import LARGEST, SPEED_ONLY, Section, validated
+from ..training.settings import GradientsConfig, PrivacyConfig, Settings, TrainConfig
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Which data. `size` is the public N, `classes` the public number of classes, `validation` records are held out.
 
     `input_shape` (channels, height, width) is filled in from the data; where it is given the data must have it.
@@ -33,19 +28,19 @@ class DataConfig(_Section):
 
     name: str = "mnist"
     path: str | None = None
-    size: int | None = Field(None, ge=1, le=_LARGEST)
+    size: int | None = Field(None, ge=1, le=LARGEST)
     classes: int | None = Field(None, ge=2, le=10**6)
-    validation: int = Field(0, ge=0, le=_LARGEST)
+    validation: int = Field(0, ge=0, le=LARGEST)
     input_shape: list[Annotated[int, Field(ge=1, le=LARGEST_IMAGE)]] | None = Field(None, min_length=3, max_length=3)
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Which model."""
 
     name: str = "cnn"
 
 
-class MethodConfig(_Section):
+class MethodConfig(Section):
     """A named method, or (name = "custom") any combination of views, regulariser and clip.
 
     The keys after `keep_original` belong to one part each (its word stands first); without a value the part has its own.
@@ -77,36 +72,7 @@ class MethodConfig(_Section):
         return self.model_dump(exclude=shared, exclude_none=True)
 
 
-class TrainConfig(_Section):
-    """How long, how fast. `physical_batch` (rows = examples x views in memory), `device`, `threads` change speed only."""
-
-    epochs: float = Field(40, gt=0, le=1e6)
-    batch_size: int = Field(512, ge=1, le=_LARGEST)
-    learning_rate: float = Field(0.5, gt=0, le=1e6)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    physical_batch: int = Field(480, ge=1, le=_LARGEST)
-    device: str = "cpu"
-    threads: int | None = Field(None, ge=1, le=1024)
-
-
-class PrivacyConfig(_Section):
-    """The budget. `noise_seed` makes a run reproducible and NOT private."""
-
-    epsilon: float = Field(3.0, gt=0, le=100)
-    delta: float = Field(1e-5, gt=0, lt=1)
-    clip_norm: float = Field(0.1, gt=0, le=1e6)
-    noise_seed: int | None = Field(None, ge=0, lt=2**63)
-
-
-class GradientsConfig(_Section):
-    """How per-example gradients are computed."""
-
-    engine: Literal["auto", "layerwise", "vmap"] = "auto"
-
-
-class CertifyConfig(_Section):
+class CertifyConfig(Section):
     """How the result is certified; `sigma` is the method's unless given, `examples` 500 (or all, if there are fewer)."""
 
     sigma: float | None = Field(None, gt=0, le=100)
@@ -119,7 +85,7 @@ class CertifyConfig(_Section):
     skip_misclassified: bool = False
 
 
-class Config(_Section):
+class Config(Section):
     """A whole run."""
 
     data: DataConfig = DataConfig()
@@ -163,33 +129,19 @@ class Config(_Section):
         return self.model_copy(update={"data": self.data.model_copy(update={"input_shape": list(shape)})})
 
     def settings(self) -> Settings:
-        """What the training loop needs."""
-        return Settings(
-            epsilon=self.privacy.epsilon,
-            delta=self.privacy.delta,
-            epochs=self.train.epochs,
-            batch_size=self.train.batch_size,
-            learning_rate=self.train.learning_rate,
-            momentum=self.train.momentum,
-            optimizer=self.train.optimizer,
-            clip_norm=self.privacy.clip_norm,
-            noise_seed=self.privacy.noise_seed,
-            physical_batch=self.train.physical_batch,
-            engine=self.gradients.engine,
-            device=self.train.device,
-            threads=self.train.threads,
-        )
+        """What the training loop needs: these very sections."""
+        return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients)
 
     def to_toml(self) -> str:
-        """The resolved config as TOML; keys without a value are left out."""
+        """The resolved config as TOML; keys without a value, and `OPTIONAL` ones at their default, are left out."""
         lines = []
-        for section, values in self.model_dump(exclude_none=True).items():
-            lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items()), ""]
+        for section, keys in self:
+            lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in keys.stated().items()), ""]
         return "\n".join(lines)
 
 
 _LARGEST_FILE_BYTES = 1 << 18
-SPEED_KEYS = {"train.physical_batch", "train.device", "train.threads", "gradients.engine"}
+SPEED_KEYS = {f"{section}.{key}" for section, keys in Config() for key in keys.keys_marked(SPEED_ONLY)}
 UNRELATED_TO_TRAINING = "certify."
 _FROM_THE_DATA = "data.input_shape"
 
@@ -205,23 +157,7 @@ def _toml_value(value: Any) -> str:
 
 def parse(tables: Mapping[str, Any], origin: str) -> Config:
     """A config from nested tables; the first thing wrong is named with its place."""
-    try:
-        return Config.model_validate(tables)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("constrained-"))
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{origin}: unknown key {shown(key)}; {_known(key)}") from error
-        raise ConfigError(f"{origin}: {key} is {shown(first.get('input'))}: {first['msg'].lower()}") from error
-
-
-def _known(key: str) -> str:
-    section = key.split(".")[0]
-    if "." in key and section in Config.model_fields:
-        annotation = Config.model_fields[section].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        return f"[{section}] has: {', '.join(annotation.model_fields)}"
-    return f"the sections are: {', '.join(Config.model_fields)}"
+    return validated(Config, tables, origin)
 
 
 def parse_text(data: bytes, origin: str) -> Config:

@@ -17,7 +17,8 @@ from ..progress import Progress, silent
 from ..store.durable import read_file, sha256_hex, write_atomically, write_checked_json
 from ..store.runs import RunDirectory
 from ..training.curve import accuracy
-from ..training.loop import Run, fit, is_finished
+from ..training.lifecycle import is_finished
+from ..training.loop import Run, fit
 from .certify import request_of
 from .config import Config, differences
 from .identity import facts_of

@@ -30,7 +30,8 @@ from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism, Plan, opening_facts
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
-from .loop import Run, Settings, fit
+from .loop import Run, fit
+from .settings import Settings
 from .step import StepContext, clipped_sum, private_step
 
 SIDE, CLASSES, OTHERS = 4, 5, 3  # images of 4 x 4 pixels, 85 parameters, three records beside the canary
@@ -198,7 +199,7 @@ class Trainings:
     def run(self, images: Tensor, labels: Tensor, *, classes: int, noise_seed: int | None) -> Run:
         """One training by the real loop, in memory, of softmax regression from zero weights."""
         batch_size = round(self.sampling_probability * PUBLIC_SIZE)
-        settings = Settings(
+        settings = Settings.of(
             epsilon=self.epsilon,
             delta=self.delta,
             epochs=(self.steps + 0.5) * batch_size / PUBLIC_SIZE,  # whole steps are counted: T = steps

@@ -7,6 +7,7 @@ Points wait in the checkpoint, so a resumed run has the same ones; `training.tsv
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -31,17 +32,21 @@ class Point:
     test_accuracy: float | None
 
 
-def watcher(model: nn.Module, data: Dataset, plan: Plan) -> Callable[[int, Tensor], Point | None]:
+def watcher(
+    model: nn.Module, data: Dataset, plan: Plan, released: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Callable[[int, Tensor], Point | None]:
     """A function that makes the point of a step, if the step is due one: at the end of an epoch, and of the training.
 
-    With records held out for validation the test set is left alone.
+    With records held out for validation the test set is left alone. Inside `released` the model holds the weights that
+    would be released now (the average, where there is one): those are tested.
     """
     every = max(1.0, plan.steps * plan.sampling_probability / _MOST_POINTS)  # epochs between two points
 
     def watch(done: int, gradient: Tensor) -> Point | None:
         if done < plan.steps and _epochs(done, plan) // every == _epochs(done - 1, plan) // every:
             return None
-        tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)
+        with released():
+            tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)
         return Point(done, float(gradient.norm()) if plan.noise_multiplier > 0 else None, tested)
 
     return watch

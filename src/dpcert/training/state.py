@@ -22,7 +22,7 @@ from ..store.runs import RunDirectory
 from ..store.weights import digest_of_tensors, read_facts, with_sorted_header
 from .curve import Point
 
-_MODEL, _OPTIMIZER = "model.", "optimizer."
+_MODEL, _OPTIMIZER, _AVERAGE = "model.", "optimizer.", "average."
 _TEXTS = ("checkpoint", "sha256", "ledger_head", "data_identity")
 _STATE_TYPES = {"step": (int,), **dict.fromkeys(_TEXTS, (str,)), "config_sha256": (str, type(None)), "curve": (list,)}
 _STATE_TYPES |= {"initial_weights": (str,)}
@@ -64,13 +64,15 @@ def save_checkpoint(
     head: str,
     origin: Origin,
     curve: Sequence[Point] = (),
+    average: Sequence[Tensor] = (),
 ) -> None:
-    """Write weights and optimiser state, then the small file that names them; only then drop the older ones."""
+    """Write weights, optimizer state and average, then the small file that names them; only then drop the older ones."""
     tensors = {_MODEL + name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             if isinstance(value, Tensor):
                 tensors[f"{_OPTIMIZER}{index}.{name}"] = value.detach().cpu().contiguous()
+    tensors |= {f"{_AVERAGE}{index}": value.detach().cpu().contiguous() for index, value in enumerate(average)}
     data = save(tensors)
     file = directory.private / f"checkpoint-{step}.safetensors"
     write_atomically(file, data, mode=0o600, real_folder=True)
@@ -83,8 +85,10 @@ def save_checkpoint(
             remove(older)
 
 
-def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.optim.Optimizer) -> Resumed | None:
-    """Put the newest checkpoint into `model` and `optimizer`; None when there is none yet."""
+def load_checkpoint(
+    directory: RunDirectory, model: nn.Module, optimizer: torch.optim.Optimizer, average: Sequence[Tensor] = ()
+) -> Resumed | None:
+    """Put the newest checkpoint into `model`, `optimizer` and `average`; None when there is none yet."""
     if not directory.state.exists():
         return None
     state = _read_state(directory.state)
@@ -99,10 +103,20 @@ def load_checkpoint(directory: RunDirectory, model: nn.Module, optimizer: torch.
             slots.setdefault(int(index) if index.isdecimal() else -1, {})[slot] = value
     if slots and not _fits(slots, optimizer):
         raise RunError(f"{file} does not fit the optimiser; this run cannot be continued, start another with --out")
+    _load_average(average, {name: value for name, value in tensors.items() if name.startswith(_AVERAGE)}, file)
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
     origin = Origin(state["data_identity"], state["config_sha256"], state["initial_weights"])
     return Resumed(state["step"], state["ledger_head"], origin, state["curve"])
+
+
+def _load_average(average: Sequence[Tensor], stored: dict[str, Tensor], file: Path) -> None:
+    wanted = {f"{_AVERAGE}{index}": value for index, value in enumerate(average)}
+    kinds = [{name: (value.shape, value.dtype) for name, value in tensors.items()} for tensors in (wanted, stored)]
+    if kinds[0] != kinds[1]:
+        raise RunError(f"{file} does not fit train.averaging; use the setting the run was started with, or another --out")
+    for name, value in wanted.items():
+        value.copy_(stored[name])
 
 
 def _fits(slots: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> bool:

@@ -1,0 +1,243 @@
+"""A run from its first byte to its last: key, ledger, checkpoints, resume, stop requests, and the files of a finished run."""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.dataset import Dataset
+from ..errors import DpcertWarning, LedgerError, RunError
+from ..interrupts import Interrupted
+from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
+from ..privacy.mechanism import RECORDED_LATER, STEPS_PER_BLOCK, Plan, opening_facts
+from ..privacy.statement import Statement, installed_versions, recorded_versions, state
+from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
+from ..store.durable import canonical_json, write_atomically
+from ..store.metrics import FORMAT
+from ..store.runs import RunDirectory
+from .averaging import Average
+from .curve import Point, watcher
+from .curve import file_of as curve_file
+from .provenance import remember, tensor_digests
+from .settings import Settings
+from .state import (
+    Origin,
+    data_identity,
+    load_checkpoint,
+    load_weights,
+    model_bytes,
+    read_model,
+    require_made_with,
+    save_checkpoint,
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, on what, and how. `initial` is what is known of the weights it starts from (`provenance`)."""
+
+    model: nn.Module
+    data: Dataset
+    settings: Settings
+    plan: Plan
+    optimizer: torch.optim.Optimizer
+    average: Average
+    initial: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """What a run with a directory keeps between steps: checkpoints, and the points of its curve."""
+
+    directory: RunDirectory
+    origin: Origin
+    training: Training
+    ledger: Ledger
+    watch: Callable[[int, Tensor], Point | None]
+    points: list[Point]
+
+    def look(self, done: int, gradient: Tensor) -> None:
+        """Note the point of this step, if it is due one."""
+        point = self.watch(done, gradient)
+        if point is not None:
+            self.points.append(point)
+
+    def save(self, done: int) -> None:
+        """A checkpoint after `done` steps."""
+        model, optimizer, average = self.training.model, self.training.optimizer, self.training.average.values
+        save_checkpoint(self.directory, done, model, optimizer, self.ledger.head, self.origin, self.points, average)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that is ready for its step `first`."""
+
+    key: bytes = field(repr=False)
+    ledger: Ledger
+    first: int = 0
+    keeper: Keeper | None = None
+
+    def settle(self, done: int, total: int, *, stop: bool) -> None:
+        """After each step: save at the end of a block, at the end, and when asked to stop, which then happens here."""
+        if self.keeper is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
+            self.keeper.save(done)
+        if stop and done < total:
+            raise Interrupted(f"stopped after step {done} of {total}")
+
+
+def begin_in_memory(training: Training) -> Begun:
+    """Begin a run that nothing is kept of."""
+    _warn_of_warm_start(training.initial)
+    key = _new_key(training.settings)
+    return Begun(key, _open_ledger(None, key, training, training.initial))
+
+
+def begin_in(directory: RunDirectory, training: Training, config_sha256: str | None) -> Begun:
+    """Begin a run in `directory`, or continue the one that is there."""
+    data, average = training.data, training.average.values
+    resumed = load_checkpoint(directory, training.model, training.optimizer, average)
+    key = directory.load_key()
+    if resumed is None:
+        _refuse_to_begin_again(directory)
+        _warn_of_warm_start(training.initial)
+        key = _new_key(training.settings)
+        origin = Origin(data_identity(key, data.x_train, data.y_train), config_sha256, canonical_json(training.initial))
+        directory.store_key(key)
+        # the initial weights: step 0 can be replayed
+        save_checkpoint(directory, 0, training.model, training.optimizer, "", origin, average=average)
+        first, head, points = 0, "", []
+    else:
+        if key is None:
+            raise RunError(f"{directory.key} is missing; without it the same steps cannot be taken again: use another --out")
+        origin = Origin(data_identity(key, data.x_train, data.y_train), config_sha256, resumed.origin.initial_weights)
+        _refuse_other_origin(directory, resumed.origin, origin)
+        first, head, points = resumed.step, resumed.ledger_head, resumed.curve
+    ledger = _continue_ledger(directory.ledger, key, training, head, json.loads(origin.initial_weights))
+    watch = watcher(training.model, data, training.plan, training.average.released)
+    return Begun(key, ledger, first, Keeper(directory, origin, training, ledger, watch, points))
+
+
+def finish(training: Training, begun: Begun, labels: dict[str, str]) -> Statement:
+    """Close the ledger; with a directory, write the released weights with what can be said of them, and destroy the key."""
+    ledger, plan = begun.ledger, training.plan
+    if not ledger.is_closed:
+        ledger.close()
+    statement = state(ledger, installed_versions())
+    if begun.keeper is None:
+        return statement
+    directory, averaging = begun.keeper.directory, training.settings.train.averaging_in_words
+    facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
+    facts["statement"] = canonical_json(statement.as_metrics())
+    facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
+    facts |= {"input_shape": canonical_json(list(training.data.input_shape)), "classes": str(plan.classes)}
+    facts |= {} if averaging is None else {"averaging": averaging}
+    write_atomically(directory.curve, curve_file(begun.keeper.points, plan, statement))
+    write_atomically(directory.model, model_bytes(training.model, {**labels, **facts}))
+    directory.forget_secrets()
+    return statement
+
+
+def is_finished(directory: RunDirectory) -> bool:
+    """Whether nothing is left to train."""
+    return directory.model.exists() and directory.ledger.exists() and Ledger.load(directory.ledger).is_closed
+
+
+def reload(directory: RunDirectory, training: Training, config_sha256: str | None) -> tuple[Ledger, Statement]:
+    """Put the weights of a finished run into the model."""
+    ledger = Ledger.load(directory.ledger)
+    _refuse_other_plan(ledger, training)
+    weights, header = read_model(directory.model)
+    require_made_with(directory, header, ledger, config_sha256)
+    with remembering(training, ledger):
+        load_weights(training.model, weights, directory.model)
+    directory.forget_secrets()  # a crash may have come between the last write and this
+    return ledger, state(ledger, recorded_versions(header))
+
+
+@contextlib.contextmanager
+def remembering(training: Training, ledger: Ledger) -> Iterator[None]:
+    """Whatever happens inside, the module knows afterwards that it has seen the records as far as the ledger says."""
+    before = tensor_digests(training.model)
+    try:
+        yield
+    finally:
+        remember(training.model, before, training.data.x_train, ledger)
+
+
+def _refuse_to_begin_again(directory: RunDirectory) -> None:
+    """Steps that were taken here and are not charged in a ledger we can read must not be taken a second time."""
+    for file in (directory.ledger, directory.model):
+        if file.exists():
+            missing = "checkpoint" if file == directory.ledger else "ledger"
+            raise LedgerError(
+                f"{directory.path} has a {file.name} but no {missing}; its state was removed: restore it, or use another --out"
+            )
+
+
+def _refuse_other_origin(directory: RunDirectory, before: Origin, now: Origin) -> None:
+    if now.data_identity != before.data_identity:
+        raise RunError(
+            f"{directory.path} was started on other training data, or its key is damaged; use what it was started "
+            "with, or another --out"
+        )
+    if before.config_sha256 is not None and now.config_sha256 != before.config_sha256:
+        raise RunError(f"{directory.config} was changed since this run began; restore it from a copy, or use another --out")
+
+
+def _new_key(settings: Settings) -> bytes:
+    seed = settings.privacy.noise_seed
+    return secret_key() if seed is None else key_from_seed(seed, "noise")
+
+
+def _mac_key(key: bytes) -> bytes:
+    return stream_bytes(key, Purpose.LEDGER_MAC, KEY_BYTES)
+
+
+def _first_line(training: Training) -> dict[str, Any]:
+    return opening_facts(training.plan, noise_is_secret=training.settings.privacy.noise_seed is None)
+
+
+def _open_ledger(path: Path | None, key: bytes, training: Training, initial: dict[str, Any]) -> Ledger:
+    ledger = Ledger(path, _mac_key(key))
+    ledger.open({**_first_line(training), **initial})
+    return ledger
+
+
+def _continue_ledger(path: Path, key: bytes, training: Training, head: str, initial: dict[str, Any]) -> Ledger:
+    """The ledger of a run that is resumed; the checkpoint's head must be one of its lines."""
+    if not path.exists():
+        if head:
+            raise LedgerError(f"ledger {path} is missing although steps were taken; restore it from a copy")
+        return _open_ledger(path, key, training, initial)
+    ledger = Ledger.load(path, _mac_key(key))
+    if head and not ledger.contains(head):
+        raise LedgerError(f"ledger {path} does not hold the entry the checkpoint stands on (it was cut); restore it")
+    _refuse_other_plan(ledger, training)
+    return ledger
+
+
+def _refuse_other_plan(ledger: Ledger, training: Training) -> None:
+    for name, value in _first_line(training).items():
+        if name in RECORDED_LATER and name not in ledger.opening:
+            continue  # a run that an older version began
+        if ledger.opening.get(name) != value:
+            raise RunError(
+                f"this run was planned with {name} = {ledger.opening.get(name)}, now {value} is asked for; "
+                "a run keeps its plan: use another --out"
+            )
+
+
+def _warn_of_warm_start(initial: dict[str, Any]) -> None:
+    if initial.get("initial_weights") != ASSUMED_INDEPENDENT:
+        warnings.warn(
+            "this model has already been trained on these records, so the privacy statement covers both trainings; "
+            "for a budget of its own start from a new model",
+            DpcertWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,72 @@
+"""The settings of a training, the one object that config files, ``--set``, `dpcert.train` and the loop share.
+
+A new key is one field here, or in the file of the part that uses it (`optimizers`, `schedules`, `averaging`).
+"""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .._validate import one_of
+from ..gradients.choose import ENGINES
+from ..sections import LARGEST, SPEED_ONLY, Section, name_in, validated
+from .averaging import AveragingKeys
+from .optimizers import OptimizerKeys
+from .schedules import ScheduleKeys, learning_rate_factor
+
+
+class _LengthKeys(Section):
+    epochs: float = Field(40, gt=0, le=1e6)
+    batch_size: int = Field(512, ge=1, le=LARGEST)
+
+
+class TrainConfig(AveragingKeys, ScheduleKeys, OptimizerKeys, _LengthKeys):  # fields are listed from the last base to the first
+    """How long, how fast. `physical_batch` (rows = examples x views in memory), `device`, `threads` change speed only."""
+
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    physical_batch: Annotated[int, Field(ge=1, le=LARGEST), SPEED_ONLY] = 480
+    device: Annotated[str, SPEED_ONLY] = "cpu"
+    threads: Annotated[int | None, Field(ge=1, le=1024), SPEED_ONLY] = None
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of step 0, 1 ... steps - 1."""
+        return self.learning_rate * learning_rate_factor(self, step, steps)
+
+
+class PrivacyConfig(Section):
+    """The budget. `noise_seed` makes a run reproducible and NOT private."""
+
+    epsilon: float = Field(3.0, gt=0, le=100)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    clip_norm: float = Field(0.1, gt=0, le=1e6)
+    noise_seed: int | None = Field(None, ge=0, lt=2**63)
+
+
+class GradientsConfig(Section):
+    """How per-example gradients are computed."""
+
+    engine: Annotated[str, name_in(ENGINES), SPEED_ONLY] = "auto"
+
+
+class Settings(Section):
+    """Everything a training needs besides model, data and method."""
+
+    train: TrainConfig = TrainConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    gradients: GradientsConfig = GradientsConfig()
+
+    @classmethod
+    def of(cls, **values: Any) -> "Settings":
+        """Settings from key names alone (``epochs=1, epsilon=3.0``): each name belongs to one section."""
+        tables: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            section = SECTION_OF[one_of("train() setting", key, SECTION_OF)]
+            tables.setdefault(section, {})[key] = value
+        return validated(cls, tables, "train()")
+
+
+SECTION_OF = {
+    key: section
+    for section, kind in (("train", TrainConfig), ("privacy", PrivacyConfig), ("gradients", GradientsConfig))
+    for key in kind.model_fields
+}
