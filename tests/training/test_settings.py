@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dpcert.runs.run import resolve
+from dpcert.runs.resolve import resolve
 
 import dpcert
 from dpcert.cli import main
