@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
-
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 COMMANDS = "reference/commands.md"
@@ -27,10 +25,11 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Add the command reference, and the files outside docs/ that a page links to."""
     sys.path.insert(0, str(ROOT / "scripts"))
     from command_reference import command_reference
+    from mkdocs.structure.files import File
 
     files.append(File.generated(config, COMMANDS, content=command_reference()))
     waiting = [*FROM_ROOT, *(name for file in files.documentation_pages() for name in _linked_outside(DOCS / file.src_uri))]
