@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 import dpcert
 
-RECORDS, EPOCHS, SIGMA = 4000, 2, 0.25
+RECORDS, EPOCHS, SIGMA = 3000, 2, 0.25
 
 
 class Classifier(nn.Module):
@@ -37,7 +37,7 @@ for _ in range(EPOCHS):
 
 # 2. Certify it. Nothing is assumed about how it was trained; nothing is said about privacy.
 x, y = mnist.x_test[:20], mnist.y_test[:20]
-certificates = dpcert.certify(model.eval(), x, y, sigma=SIGMA, n0=100, n=2000, alpha=0.001)
+certificates = dpcert.certify(model.eval(), x, y, sigma=SIGMA, n0=100, n=1000, alpha=0.001)
 for label, predicted, radius in zip(y.tolist(), certificates.predict.tolist(), certificates.radius.tolist(), strict=True):
     answer = "abstain" if predicted == -1 else f"class {predicted}, certified up to L2 radius {radius:.3f}"
     print(f"label {label}: {answer}")
@@ -46,4 +46,4 @@ print(
 )
 
 # 3. Deploy the smoothed classifier: that is the one the certificates are about.
-print("smoothed predictions:", dpcert.predict(model, x[:5], sigma=SIGMA, n=2000).tolist())
+print("smoothed predictions:", dpcert.predict(model, x[:5], sigma=SIGMA, n=1000).tolist())

@@ -3,7 +3,7 @@
 import dpcert
 
 # Small sizes show how to compare, not which method wins. MODEL = "cnn", 60,000 records and 40 epochs do (README).
-MODEL, RECORDS, EPOCHS, SIGMA = "linear", 2000, 5, 0.5
+MODEL, RECORDS, EPOCHS, SIGMA = "linear", 1000, 5, 0.5
 BUDGET = {"epsilon": 3.0, "delta": 1e-5}
 
 mnist = dpcert.load_dataset("mnist")
