@@ -81,11 +81,12 @@ def split(model: nn.Module, x: Tensor, sigma: float) -> SplitModel | None:
     for name, layer in model.named_modules():
         if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
             made = SplitModel(model, name, tuple(x.shape[1:]))
-            return made if _is_the_same(made, each_row_alone(model, tuple(x.shape[1:])), x, sigma) else None
+            return made if cut_is_the_same(made, each_row_alone(model, tuple(x.shape[1:])), x, sigma) else None
     return None
 
 
-def _is_the_same(made: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:
+def cut_is_the_same(made: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:
+    """Whether a cut model computes what `model` does at `x` with noise three times as large as `sigma`."""
     noise = 3.0 * sigma * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
     try:
         with torch.inference_mode():

@@ -10,7 +10,7 @@ from ..methods import METHODS
 from ..published import BASELINES, COMPARED, SIGMAS
 from . import presets
 from .config import Config
-from .run import resolve
+from .resolve import resolve
 
 DATASETS = presets.DATASETS
 TEST_IMAGES = 10_000  # of each of the data sets

@@ -14,7 +14,7 @@ from ..store.records import AttackRow, SampleRow, read_rows
 from ..store.runs import RunDirectory
 from .config import differences
 from .grid import TEST_IMAGES, Cell, Need
-from .run import read_config
+from .resolve import read_config
 
 CERTIFICATION_SEED = 0
 DEFAULT_RESULTS = Path("results")
