@@ -4,7 +4,7 @@ import numpy as np
 
 import dpcert
 
-RECORDS, CLASSES, EPOCHS = 1000, 5, 5
+RECORDS, CLASSES, EPOCHS = 1000, 5, 3
 
 
 def my_images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
