@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= auto
 SEEDS ?= 1 2 3
 
-.PHONY: run test test-random test-all mutants guarantees check bench install lock help
+.PHONY: run demo docs wheel test test-random test-all mutants guarantees check bench install lock help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -19,12 +19,24 @@ install: $(STAMP) ## make .venv and install what constraints.txt pins
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,fast]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,fast,docs]'
 	touch $(STAMP)
 
 run: $(STAMP)    ## train DP-Gaussian on MNIST at (3, 1e-5), certify 500 test images, write the report
 	$(BIN)/dpcert run mnist/dp-gaussian --examples 500 --out runs/mnist-dp-gaussian
 	$(HOW_TO_CALL)
+
+demo: $(STAMP)   ## the product in under a minute: certify with a stored private model, predict one image, write a report
+	@$(BIN)/python scripts/demo.py
+	$(HOW_TO_CALL)
+
+docs: $(STAMP)   ## the documentation as a site, in build/site; works offline, warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'documentation: build/site/index.html'
+
+wheel: $(STAMP)  ## the package as a wheel, in dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/dpcert-*.whl
 
 test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) tests
@@ -49,8 +61,8 @@ guarantees: $(STAMP) ## docs/guarantees.md from what the last test-all wrote dow
 	$(BIN)/python -m tests.guarantees
 
 check: $(STAMP)  ## lint, format, strict types, import rules
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
+	$(BIN)/ruff format --check src tests benchmarks scripts examples
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/architecture
 
