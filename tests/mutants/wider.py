@@ -150,7 +150,7 @@ WIDER = [
     ),
     Mutant(
         "data/arrays.py",
-        'order="F" if fortran else "C"',
+        'order="F" if header.fortran else "C"',
         'order="C"',
         (f"{READERS}::test_an_array_in_column_order_holds_the_same_images",),
         "a Fortran-ordered array is read as if it were C-ordered",

@@ -1,14 +1,16 @@
 """The test images behind a run's certificates, for who shows them. Joins configs, data sets and sidecars of certificates."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..data.registry import SOURCES, missing_files
 from ..errors import DpcertError
-from ..store.durable import sha256_hex
 from .config import Config
-from .run import load_data, read_config, read_facts
+from .run import images_sha256, load_data, read_config, read_facts
 
 
 class TestImages:
@@ -17,10 +19,10 @@ class TestImages:
     __test__ = False  # its name is not meant for pytest
 
     def __init__(self) -> None:
-        self._loaded: dict[str, tuple[np.ndarray, str] | str] = {}
+        self._loaded: dict[str, tuple[Sequence[np.ndarray], str] | str] = {}
 
-    def of(self, run: Path, certificates: str) -> tuple[np.ndarray | None, str]:
-        """The test split ``[n, channels, height, width]``, or None and the reason in a few words that name no path.
+    def of(self, run: Path, certificates: str) -> tuple[Sequence[np.ndarray] | None, str]:
+        """The test images, each ``[channels, height, width]``, or None and the reason in a few words that name no path.
 
         They must be the images that were certified, whose SHA-256 is in the file beside the rows.
         """
@@ -47,8 +49,8 @@ def _certified_images(rows: Path) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-def _load(config: Config) -> tuple[np.ndarray, str] | str:
-    if config.data.path and not Path(config.data.path).is_file():
+def _load(config: Config) -> tuple[Sequence[np.ndarray], str] | str:
+    if config.data.path and not Path(config.data.path).exists():
         return "the file of the data set is not where config.toml says"
     if not config.data.path and config.data.name not in SOURCES:
         return "the data set was given in Python"
@@ -58,5 +60,22 @@ def _load(config: Config) -> tuple[np.ndarray, str] | str:
         data = load_data(config)
     except DpcertError:
         return "the data set on this machine cannot be read"
-    images: np.ndarray = data.x_test.numpy()
-    return images, sha256_hex(images.tobytes() + data.y_test.numpy().tobytes())
+    return _Arrays(data.x_test), images_sha256(data.x_test, data.y_test)
+
+
+class _Arrays(Sequence[np.ndarray]):
+    """Images as arrays, each read when it is asked for: a page shows a few of them."""
+
+    def __init__(self, images: Tensor) -> None:
+        self._images = images
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Images, channels, height, width."""
+        return tuple(self._images.shape)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._images[index].numpy()

@@ -34,7 +34,7 @@ def recorded_shape(directory: RunDirectory, ledger: Ledger) -> Shape | None:
         return _checked(stated)
     config = read_config(directory.path)
     if config.data.path:
-        return load_data(config).input_shape if Path(config.data.path).is_file() else None
+        return load_data(config).input_shape if Path(config.data.path).exists() else None
     source = SOURCES.get(config.data.name)
     return None if source is None else source.input_shape
 

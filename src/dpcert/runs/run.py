@@ -1,5 +1,6 @@
 """From a request to a run directory: train, certify, measure. Joins the parts and holds no maths."""
 
+import hashlib
 import math
 import secrets
 import time
@@ -22,7 +23,8 @@ from ..certification.metrics import (
     radii_to_show,
 )
 from ..certification.sweep import Request, certify_to_file, check_radius, decide_to_file, require_subset
-from ..data.dataset import Dataset, read_npz
+from ..data.dataset import Dataset, name_of, read_custom
+from ..data.images import chunks
 from ..data.registry import load_dataset
 from ..errors import LedgerError, RunError
 from ..methods import Method
@@ -61,7 +63,7 @@ def default_out(config: Config) -> Path:
 
 def dataset_name(config: Config) -> str:
     """The data set's name: that of its file for a data set of one's own."""
-    return Path(config.data.path).stem if config.data.path else config.data.name
+    return name_of(Path(config.data.path)) if config.data.path else config.data.name
 
 
 def read_config(path: Path) -> Config:
@@ -80,7 +82,7 @@ def load_data(config: Config, progress: Progress = silent) -> Dataset:
     """The data set of a config, with the validation records set aside."""
     size, classes = config.data.size, config.data.classes
     if config.data.path:
-        data = read_npz(Path(config.data.path), size=size, classes=classes)
+        data = read_custom(Path(config.data.path), size=size, classes=classes, progress=progress)
     else:
         data = load_dataset(config.data.name, size=size, classes=classes, progress=progress)
     return data.holding_out(config.data.validation)
@@ -368,7 +370,11 @@ def _refuse_rows_of_others(kind: type[AnyExampleRow], file: Path, indices: list[
 
 def images_sha256(x: Tensor, y: Tensor) -> str:
     """Which images rows are about."""
-    return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())
+    digest = hashlib.sha256()
+    for values in (x, y):
+        for rows in chunks(values):
+            digest.update(rows.numpy().data)
+    return digest.hexdigest()
 
 
 def read_facts(sidecar: Path) -> dict[str, Any]:
