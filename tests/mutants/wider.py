@@ -395,8 +395,8 @@ WIDER = [
     ),
     Mutant(
         "runs/run.py",
-        "return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())",
-        "return sha256_hex(x.numpy().tobytes())",
+        "for values in (x, y):",
+        "for values in (x,):",
         (f"{COMMANDS}::test_certificates_belong_to_their_images",),
         "rows are joined with other labels",
     ),

@@ -1,5 +1,7 @@
 """``dpcert run``."""
 
+import typer
+
 from . import _options as o
 
 
@@ -24,7 +26,7 @@ def run(
     from .train import train_and_tell
 
     chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples)
-    config = experiment.resolve(source, chosen)
+    config = experiment.resolve(source, chosen, typer.echo)
     folder = out or experiment.default_out(config)
     train_and_tell(config, folder)
     certify_and_tell(folder, experiment.request_of(config), config.train.device)

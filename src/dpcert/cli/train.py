@@ -36,7 +36,7 @@ def train(
     from ..runs import run as experiment
 
     chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples)
-    config = experiment.resolve(source, chosen)
+    config = experiment.resolve(source, chosen, typer.echo)
     train_and_tell(config, out or experiment.default_out(config))
 
 

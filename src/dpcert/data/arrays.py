@@ -153,9 +153,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DataError(f"{path} is not an ordinary file; give an .npz or .npy file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DataError(f"{path} is not an ordinary file; give an .npz or .npy file")
         yield file
 
 

@@ -204,7 +204,7 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 def read_custom(path: Path, *, size: int | None = None, classes: int | None = None, progress: Progress = silent) -> Dataset:
     """Custom data: an .npz file, a folder of .npy files, or a folder of pictures."""
-    if not path.is_dir():
+    if not exists(path) or not path.is_dir():
         return read_npz(path, size=size, classes=classes)
     if _holds_arrays(path):
         limits = _limits()
@@ -246,6 +246,14 @@ def name_of(path: Path) -> str:
     return (path.resolve() if path.name in ("", "..") else path).stem or "custom"
 
 
+def exists(path: Path) -> bool:
+    """Whether something is there; a name that no file can have is nothing."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def _of_arrays(found: Any, path: Path, size: int | None, classes: int | None) -> Dataset:
     native = (value if isinstance(value, arrays.ArrayOnDisk) else _native(value) for value in found.values())
     x_train, y_train, x_test, y_test = native
@@ -253,7 +261,7 @@ def _of_arrays(found: Any, path: Path, size: int | None, classes: int | None) ->
 
 
 def _require_file(path: Path) -> None:
-    if not path.is_file():
+    if not exists(path) or not path.is_file():
         raise DataError(
             f"data.path {str(path)!r} is not a file; give an .npz with {' '.join(_ARRAYS)}, or a folder with {_LAYOUTS}"
         )

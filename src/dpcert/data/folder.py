@@ -148,15 +148,16 @@ def _bytes_of(file: Path) -> bytes:
     """The content of an ordinary file (a link to one will do); nobody waits for a pipe."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError(f"{file} is not an ordinary file; replace it with a .png or .jpg image")
-            if status.st_size > _LARGEST_FILE_BYTES:
-                raise DataError(f"{file} has {status.st_size} bytes, more than {_LARGEST_FILE_BYTES}; resize the image")
-            return opened.read(_LARGEST_FILE_BYTES)
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror or error})") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise DataError(f"{file} is not an ordinary file; replace it with a .png or .jpg image")
+    with os.fdopen(descriptor, "rb") as opened:
+        if status.st_size > _LARGEST_FILE_BYTES:
+            raise DataError(f"{file} has {status.st_size} bytes, more than {_LARGEST_FILE_BYTES}; resize the image")
+        return opened.read(_LARGEST_FILE_BYTES)
 
 
 def _text(pixels: np.ndarray) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..data.dataset import exists
 from ..data.registry import SOURCES, missing_files
 from ..errors import DpcertError
 from .config import Config
@@ -50,7 +51,7 @@ def _certified_images(rows: Path) -> str | None:
 
 
 def _load(config: Config) -> tuple[Sequence[np.ndarray], str] | str:
-    if config.data.path and not Path(config.data.path).exists():
+    if config.data.path and not exists(Path(config.data.path)):
         return "the file of the data set is not where config.toml says"
     if not config.data.path and config.data.name not in SOURCES:
         return "the data set was given in Python"

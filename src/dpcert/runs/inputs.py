@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._validate import integer_in
-from ..data.dataset import LARGEST_IMAGE
+from ..data.dataset import LARGEST_IMAGE, exists
 from ..data.registry import SOURCES
 from ..errors import LedgerError
 from ..privacy.ledger import Ledger
@@ -34,7 +34,7 @@ def recorded_shape(directory: RunDirectory, ledger: Ledger) -> Shape | None:
         return _checked(stated)
     config = read_config(directory.path)
     if config.data.path:
-        return load_data(config).input_shape if Path(config.data.path).exists() else None
+        return load_data(config).input_shape if exists(Path(config.data.path)) else None
     source = SOURCES.get(config.data.name)
     return None if source is None else source.input_shape
 
