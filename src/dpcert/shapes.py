@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+LARGEST_IMAGE = 1 << 22  # numbers in one image: a model for more would not fit in memory
 _CHANNELS = (1, 3, 4)
 
 

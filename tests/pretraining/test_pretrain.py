@@ -212,3 +212,24 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, c
         main(["pretrain", "--data", str(written(tmp_path)), "--out", str(tmp_path / name)])
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and error.count("\n") == 1 and "create the folder first" in error
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_a_folder_of_pictures_is_read_as_the_same_arrays_are(tmp_path, below):
+    from PIL import Image
+
+    images = np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), dtype=np.uint8)
+    for number, image in enumerate(images):
+        file = tmp_path / "public" / below / f"class-{number // 4}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.transpose(1, 2, 0)).save(file)
+    found = load_public(tmp_path / "public", {})
+    expected = load_public(written(tmp_path, x=images, y=np.arange(8) // 4, source=None), {})
+    assert np.array_equal(found.images, expected.images) and found.labels.tolist() == expected.labels.tolist()
+    assert found.classes == expected.classes == (2,) and found.sketch == expected.sketch
+    assert digests(found.images)[0] in found.sketch
+    with pytest.raises(DataError, match="holds images of zoo, which is a private data set"):
+        load_public(tmp_path / "public", {"zoo": expected.sketch})
+    (tmp_path / "public" / below / "class-1" / "9.png").write_bytes(b"no")
+    with pytest.raises(DataError, match="9.png is not a readable PNG"):
+        load_public(tmp_path / "public", {})

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dpcert.runs.resolve import resolve
 
 import dpcert
 from dpcert.cli import main
@@ -16,6 +15,7 @@ from dpcert.errors import ConfigError
 from dpcert.runs import presets
 from dpcert.runs.config import SPEED_KEYS, Config, read_toml
 from dpcert.runs.config import parse as parse_config
+from dpcert.runs.resolve import resolve
 from dpcert.training import optimizers, schedules
 from dpcert.training.settings import SECTION_OF, Settings, TrainConfig
 from dpcert.training.state import read_model

@@ -11,7 +11,10 @@ from . import _options as o
 
 def pretrain(
     data: Annotated[
-        Path, typer.Option(metavar="PUBLIC.npz", help="Public images: arrays x (uint8), y and, optionally, source.")
+        Path,
+        typer.Option(
+            metavar="PUBLIC.npz|DIR", help="Public images: arrays x (uint8), y and, optionally, source; or folders CLASS/*.png."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Weights to write; the card goes next to it as .md.")],
     model: Annotated[str, typer.Option(help="resnet-32 (0.73 M parameters) or resnet-48 (1.6 M).")] = "resnet-32",

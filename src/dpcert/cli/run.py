@@ -1,5 +1,7 @@
 """``dpcert run``."""
 
+import typer
+
 from . import _options as o
 
 
@@ -29,7 +31,7 @@ def run(
     chosen = o.assignments(
         set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
     )
-    config = resolve(source, chosen)
+    config = resolve(source, chosen, typer.echo)
     folder = out or default_out(config)
     train_and_tell(config, folder, o.factory_of(model))
     with o.opened(folder, model, data, config.train.device) as loaded:

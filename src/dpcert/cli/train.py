@@ -41,7 +41,7 @@ def train(
     chosen = o.assignments(
         set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
     )
-    config = resolve(source, chosen)
+    config = resolve(source, chosen, typer.echo)
     train_and_tell(config, out or default_out(config), o.factory_of(model))
 
 

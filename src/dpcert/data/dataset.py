@@ -1,5 +1,7 @@
-"""The data set as tensors: images in [0, 1], labels 0..classes-1, checked once."""
+"""The data set: images in [0, 1], labels 0..classes-1, checked once; and the ways to read one of your own."""
 
+import mmap
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,20 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import shapes
 from .._validate import integer_in
 from ..errors import DataError
+from ..progress import Progress, silent
 from ..shapes import channels_last, transpose_advice
-from . import arrays
+from . import arrays, folder
+from .images import Images, RowsInMemory, chunks, rows_between
+from .memory import available_memory
 
-LARGEST_IMAGE = 1 << 22  # numbers in one image: a model for more would not fit in memory
+LARGEST_IMAGE = shapes.LARGEST_IMAGE
+LARGEST_IN_MEMORY = 1 << 30  # bytes: a larger array stays on disk even where memory would do
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_IMAGE_ARRAYS = ("x_train", "x_test")
+_LAYOUTS = "train/CLASS/*.png and test/CLASS/*.png, or x_train.npy y_train.npy x_test.npy y_test.npy"
 
 
 @dataclass
 class Dataset:
     """Images ``[n, channels, height, width]`` (float32 in [0, 1]) and labels, for training and for testing.
 
-    Takes NumPy arrays or tensors; images ``[n, h, w]`` or ``[n, c, h, w]``, uint8 (divided by 255) or floats in [0, 1].
+    Takes NumPy arrays or tensors; images ``[n, h, w]`` or ``[n, c, h, w]``, uint8 or floats in [0, 1]. Images that come as
+    uint8 stay so, and so do arrays of ``numpy.load(..., mmap_mode="r")`` stay on disk: ``x_train`` and ``x_test`` are then
+    read-only tensors whose rows are read, and divided by 255, when they are taken (see `images`).
     `size` is the public number of training records, `classes` the public number of classes; where they are not given they
     are read off the data, and the privacy statement says that they are treated as public.
     """
@@ -73,7 +84,7 @@ class Dataset:
         most = len(self.x_train) - 1
         integer_in("data.validation", records, 1, most, remedy="leave some records to train on", error=DataError)
         return Dataset(
-            self.x_train[records:],
+            rows_between(self.x_train, records, len(self.x_train)),
             self.y_train[records:],
             self.x_test,
             self.y_test,
@@ -81,7 +92,7 @@ class Dataset:
             self._public_size() - records if self.size_given else None,
             self.classes if self.classes_given else None,
             records,
-            self.x_train[:records],
+            rows_between(self.x_train, 0, records),
             self.y_train[:records],
         )
 
@@ -90,25 +101,79 @@ class Dataset:
         return self.size
 
 
+class RowsOnDisk:
+    """Images of an array on disk."""
+
+    def __init__(self, array: arrays.ArrayOnDisk, shape: tuple[int, ...]) -> None:
+        self._array, self.shape = array, shape
+
+    def take(self, indices: np.ndarray) -> Tensor:
+        """The rows as torch knows their numbers."""
+        return torch.from_numpy(_native(self._array.rows(indices))).reshape(len(indices), *self.shape[1:])
+
+
 def _images(name: str, images: Any) -> Tensor:
-    tensor = torch.as_tensor(images)
-    if tensor.ndim == 3:
-        tensor = tensor.unsqueeze(1)
-    if tensor.ndim != 4 or tensor.numel() == 0:
-        raise DataError(f"{name} has shape {list(tensor.shape)}, must be [n, h, w] or [n, channels, h, w] and not empty")
-    if channels_last(tensor.shape[1:]):
-        raise DataError(f"{name} has shape {list(tensor.shape)}: {transpose_advice(tensor.shape)}")
+    if isinstance(images, Images):  # checked when it was made
+        return images
+    if isinstance(images, np.memmap):
+        images = _unmapped(name, images)
+    if isinstance(images, arrays.ArrayOnDisk):
+        shape = _image_shape(name, images.shape)
+        _require_image_dtype(name, images.dtype.kind == "f", str(images.dtype))
+        found = Images(RowsOnDisk(images, shape))
+        return found if images.dtype == np.uint8 else _in_range(name, found)
+    tensor = _as_tensor(images)
+    tensor = tensor.reshape(_image_shape(name, tuple(tensor.shape)))
     if tensor.dtype == torch.uint8:
-        return tensor.float().div_(255.0)
-    if not tensor.is_floating_point():
-        raise DataError(f"{name} is {tensor.dtype}, must be uint8 or floats in [0, 1]")
-    tensor = tensor.float()
-    bad = ~((tensor >= 0.0) & (tensor <= 1.0))  # NaN is neither
-    if bool(bad.any()):
-        record = int(bad.flatten(1).any(1).nonzero()[0])
-        value = float(tensor[record][bad[record]][0])
-        raise DataError(f"{name} record {record} holds the value {value:g}, pixels must be in [0, 1]; rescale the images")
-    return tensor.contiguous()
+        return Images(RowsInMemory(tensor.contiguous()))
+    _require_image_dtype(name, tensor.is_floating_point(), str(tensor.dtype))
+    return _in_range(name, tensor.float().contiguous())
+
+
+def _as_tensor(images: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody here writes
+        return torch.as_tensor(images)
+
+
+def _unmapped(name: str, images: np.memmap) -> Any:
+    """The same array, read by offset or copied: who reads a mapped file dies with it when it is truncated."""
+    if not (isinstance(images.base, mmap.mmap) and images.mode in ("r", "r+") and images.filename is not None):
+        return np.array(images)  # a part of a mapped array, or one that may differ from its file
+    if not images.flags.c_contiguous:
+        return np.array(images)
+    with Path(images.filename).open("rb") as file:
+        return arrays.ArrayOnDisk(file, f"{images.filename} ({name})", images.offset, images.dtype, images.shape)
+
+
+def _image_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``[n, channels, height, width]``; a missing dimension is that of the channels."""
+    full = (shape[0], 1, *shape[1:]) if len(shape) == 3 else shape
+    if len(full) != 4 or 0 in full:
+        raise DataError(f"{name} has shape {list(shape)}, must be [n, h, w] or [n, channels, h, w] and not empty")
+    if channels_last(full[1:]):
+        raise DataError(f"{name} has shape {list(full)}: {transpose_advice(full)}")
+    return full
+
+
+def _require_image_dtype(name: str, is_float: bool, dtype: str) -> None:
+    if not is_float and dtype != "uint8":
+        raise DataError(f"{name} is {dtype}, must be uint8 or floats in [0, 1]")
+
+
+def _in_range(name: str, images: Tensor) -> Tensor:
+    """`images`, if every pixel is in [0, 1]; a part at a time."""
+    first = 0
+    for rows in chunks(images):
+        bad = ~((rows >= 0.0) & (rows <= 1.0))  # NaN is neither
+        if bool(bad.any()):
+            record = int(bad.flatten(1).any(1).nonzero()[0])
+            value = float(rows[record][bad[record]][0])
+            raise DataError(
+                f"{name} record {first + record} holds the value {value:g}, pixels must be in [0, 1]; rescale the images"
+            )
+        first += len(rows)
+    return images
 
 
 def _labels(name: str, labels: Any, count: int, classes: int | None) -> Tensor:
@@ -137,10 +202,90 @@ def _native(array: np.ndarray) -> np.ndarray:
         return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
+def read_custom(path: Path, *, size: int | None = None, classes: int | None = None, progress: Progress = silent) -> Dataset:
+    """Custom data: an .npz file, a folder of .npy files, or a folder of pictures."""
+    if not exists(path) or not path.is_dir():
+        return read_npz(path, size=size, classes=classes)
+    if _holds_arrays(path):
+        limits = _limits()
+        found = {name: arrays.open_npy(path / f"{name}.npy", limits, on_disk=name in _IMAGE_ARRAYS) for name in _ARRAYS}
+        return _of_arrays(found, path, size, classes)
+    train, test = _listings(path)
+    images, before = [], 0
+
+    def tell_of_both(done: int, total: int, **facts: str) -> None:
+        progress(before + done, len(train.files) + len(test.files), **facts)
+
+    for listed in (train, test):
+        images.append(folder.read(listed, available_memory(), train.files[0], tell_of_both))
+        before += len(listed.files)
+    labels = [np.array(listed.labels, dtype=np.int64) for listed in (train, test)]
+    return Dataset(images[0], labels[0], images[1], labels[1], name=name_of(path), size=size, classes=classes)
+
+
 def read_npz(path: Path, *, size: int | None = None, classes: int | None = None) -> Dataset:
-    """A data set of one's own: ``x_train y_train x_test y_test`` in an .npz file; pickled arrays are refused."""
-    if not path.is_file():
-        raise DataError(f"data.path {str(path)!r} is not a file; give an .npz with {' '.join(_ARRAYS)}")
-    found = arrays.read_npz(path, _ARRAYS)
-    x_train, y_train, x_test, y_test = (_native(found[name]) for name in _ARRAYS)
-    return Dataset(x_train, y_train, x_test, y_test, name=path.stem, size=size, classes=classes)
+    """Custom data: ``x_train y_train x_test y_test`` in an .npz file; pickled arrays are refused."""
+    _require_file(path)
+    return _of_arrays(arrays.open_npz(path, _ARRAYS, _IMAGE_ARRAYS, _limits()), path, size, classes)
+
+
+def records_and_shape(path: Path) -> tuple[int, tuple[int, ...]]:
+    """How many training records custom data has, and the shape of an image: from headers, without reading the images."""
+    if path.is_dir() and not _holds_arrays(path):
+        train, _ = _listings(path)
+        return len(train.files), folder.shape_of_first(train)
+    if not path.is_dir():
+        _require_file(path)
+    header = arrays.npy_header(path / "x_train.npy") if path.is_dir() else arrays.npz_header(path, "x_train")
+    records, *shape = _image_shape("x_train", header.shape)
+    return records, tuple(shape)
+
+
+def name_of(path: Path) -> str:
+    """What a custom data set is called: its file or folder without the ending."""
+    return (path.resolve() if path.name in ("", "..") else path).stem or "custom"
+
+
+def exists(path: Path) -> bool:
+    """Whether something is there; a name that no file can have is nothing."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _of_arrays(found: Any, path: Path, size: int | None, classes: int | None) -> Dataset:
+    native = (value if isinstance(value, arrays.ArrayOnDisk) else _native(value) for value in found.values())
+    x_train, y_train, x_test, y_test = native
+    return Dataset(x_train, y_train, x_test, y_test, name=name_of(path), size=size, classes=classes)
+
+
+def _require_file(path: Path) -> None:
+    if not exists(path) or not path.is_file():
+        raise DataError(
+            f"data.path {str(path)!r} is not a file; give an .npz with {' '.join(_ARRAYS)}, or a folder with {_LAYOUTS}"
+        )
+
+
+def _limits() -> arrays.Limits:
+    memory = available_memory()
+    return arrays.Limits(min(LARGEST_IN_MEMORY, memory // 4), memory)
+
+
+def _holds_arrays(path: Path) -> bool:
+    here = [name for name in _ARRAYS if (path / f"{name}.npy").exists()]
+    if here and len(here) < len(_ARRAYS):
+        missing = next(name for name in _ARRAYS if name not in here)
+        raise DataError(f"{path} holds {here[0]}.npy but no {missing}.npy; it must hold all of {' '.join(_ARRAYS)}")
+    if here and (path / "train").exists():
+        raise DataError(f"{path} holds both .npy arrays and a folder train; remove one of them")
+    return bool(here)
+
+
+def _listings(path: Path) -> tuple[folder.Listing, folder.Listing]:
+    for split in ("train", "test"):
+        if not (path / split).is_dir():
+            raise DataError(f"{path} has no folder {split}; it must hold {_LAYOUTS}")
+    train, test = folder.listing(path / "train"), folder.listing(path / "test")
+    folder.require_same_classes(train, test)
+    return train.mixed(), test

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data import folder
 from ..data.arrays import read_npz
 from ..data.fingerprint import digests, shared_share, sketch
+from ..data.memory import available_memory
 from ..errors import DataError
 from ..rng import Purpose, bulk_normal, uniform_words
 
@@ -61,20 +63,11 @@ def near_duplicates() -> frozenset[str]:
 
 
 def load_public(path: Path, private_sketches: dict[str, list[str]]) -> PublicImages:
-    """The public images of an .npz file with arrays x, y and, for several sources, source.
+    """The public images of an .npz file with arrays x, y and, for several sources, source; or of a folder of pictures.
 
-    Near-duplicates of CIFAR-10 are left out. A file that holds images of a registered private set is refused.
+    Near-duplicates of CIFAR-10 are left out. Data with images of a registered private set is refused.
     """
-    arrays = read_npz(path, ("x", "y"), optional=("source",))
-    images, labels = _checked_images(path, arrays["x"]), arrays["y"]
-    sources = arrays.get("source", np.zeros(len(images), np.int64))
-    for name, values in (("y", labels), ("source", sources)):
-        if values.shape != (len(images),) or values.dtype.kind not in "iu":
-            raise DataError(
-                f"{path}: {name} must be a whole number for each of the {len(images)} images, got {values.shape} {values.dtype}"
-            )
-        if values.min() < 0 or values.max() >= _MOST_CLASSES:
-            raise DataError(f"{path}: {name} holds {values.min()} to {values.max()}, must be 0, 1, 2 ...")
+    images, labels, sources = _read_folder(path) if path.is_dir() else _read_arrays(path)
     found = digests(images)
     for name, known in private_sketches.items():
         if shared_share(known, found) > _MOST_OVERLAP:
@@ -86,6 +79,27 @@ def load_public(path: Path, private_sketches: dict[str, list[str]]) -> PublicIma
     return PublicImages(
         images[keep], labels[keep].astype(np.int64), sources[keep].astype(np.int64), sketch(found), int((~keep).sum())
     )
+
+
+def _read_folder(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pictures of ``CLASS/*.png`` or ``train/CLASS/*.png``: one source."""
+    listed = folder.listing(path / "train" if (path / "train").is_dir() else path)
+    images = folder.read(listed, available_memory(), listed.files[0])
+    return images, np.array(listed.labels, dtype=np.int64), np.zeros(len(images), dtype=np.int64)
+
+
+def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    arrays = read_npz(path, ("x", "y"), optional=("source",))
+    images, labels = _checked_images(path, arrays["x"]), arrays["y"]
+    sources = arrays.get("source", np.zeros(len(images), np.int64))
+    for name, values in (("y", labels), ("source", sources)):
+        if values.shape != (len(images),) or values.dtype.kind not in "iu":
+            raise DataError(
+                f"{path}: {name} must be a whole number for each of the {len(images)} images, got {values.shape} {values.dtype}"
+            )
+        if values.min() < 0 or values.max() >= _MOST_CLASSES:
+            raise DataError(f"{path}: {name} holds {values.min()} to {values.max()}, must be 0, 1, 2 ...")
+    return images, labels, sources
 
 
 def _checked_images(path: Path, images: np.ndarray) -> np.ndarray:

@@ -74,7 +74,7 @@ class RunFacts:
     attacks: list[AttackRow] = field(default_factory=list)
     curve: list[CurveRow] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)  # name -> SHA-256
-    images: np.ndarray | None = None
+    images: Sequence[np.ndarray] | None = None
     no_images: str = "the data set was not at hand when this page was made"
     in_bundle: bool = False  # a page for those who have the bundle only
     ledger: bytes = field(default=b"", repr=False)

@@ -4,6 +4,7 @@ Names and shapes of tensors do not tell a ReLU from a tanh, so the header of a m
 its logits for one fixed image. All of it is computed from the released weights.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
+from ..data.images import chunks
 from ..errors import DataError, RunError
-from ..store.durable import canonical_json, sha256_hex
+from ..store.durable import canonical_json
 
 _CLASS, _LOGITS, _IMAGES = "model_class", "model_logits", "test_images_sha256"
 _DIGITS, _TOLERANCE = 6, 1e-3  # devices and batch sizes round differently; another architecture is far off
@@ -20,7 +22,11 @@ _DIGITS, _TOLERANCE = 6, 1e-3  # devices and batch sizes round differently; anot
 
 def images_sha256(x: Tensor, y: Tensor) -> str:
     """Which images rows are about."""
-    return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())
+    digest = hashlib.sha256()
+    for values in (x, y):
+        for rows in chunks(values):
+            digest.update(rows.numpy().data)
+    return digest.hexdigest()
 
 
 def facts_of(model: nn.Module, data: Dataset) -> dict[str, str]:

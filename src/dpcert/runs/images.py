@@ -1,10 +1,13 @@
 """The test images behind a run's certificates, for who shows them. Joins configs, data sets and sidecars of certificates."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, exists
 from ..data.registry import SOURCES, missing_files
 from ..errors import DpcertError
 from .certify import read_facts
@@ -21,10 +24,10 @@ class TestImages:
 
     def __init__(self, given: Dataset | Path | str | None = None) -> None:
         self._given = given
-        self._loaded: dict[str, tuple[np.ndarray, str] | str] = {}
+        self._loaded: dict[str, tuple[Sequence[np.ndarray], str] | str] = {}
 
-    def of(self, run: Path, certificates: str) -> tuple[np.ndarray | None, str]:
-        """The test split ``[n, channels, height, width]``, or None and the reason in a few words that name no path.
+    def of(self, run: Path, certificates: str) -> tuple[Sequence[np.ndarray] | None, str]:
+        """The test images, each ``[channels, height, width]``, or None and the reason in a few words that name no path.
 
         They must be the images that were certified, whose SHA-256 is in the file beside the rows.
         """
@@ -51,8 +54,8 @@ def _certified_images(rows: Path) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-def _load(config: Config, given: Dataset | Path | str | None) -> tuple[np.ndarray, str] | str:
-    if given is None and config.data.path and not Path(config.data.path).exists():
+def _load(config: Config, given: Dataset | Path | str | None) -> tuple[Sequence[np.ndarray], str] | str:
+    if given is None and config.data.path and not exists(Path(config.data.path)):
         return "the file of the data set is not where config.toml says"
     if given is None and not config.data.path and config.data.name not in SOURCES:
         return "the data set was given in Python"
@@ -62,4 +65,22 @@ def _load(config: Config, given: Dataset | Path | str | None) -> tuple[np.ndarra
         data = data_for(config, given)
     except DpcertError:
         return "the data set on this machine cannot be read"
-    return data.x_test.numpy(), images_sha256(data.x_test, data.y_test)
+    return _Arrays(data.x_test), images_sha256(data.x_test, data.y_test)
+
+
+class _Arrays(Sequence[np.ndarray]):
+    """Images as arrays, each read when it is asked for: a page shows a few of them."""
+
+    def __init__(self, images: Tensor) -> None:
+        self._images = images
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Images, channels, height, width."""
+        return tuple(self._images.shape)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._images[index].numpy()

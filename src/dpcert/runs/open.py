@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._validate import integer_in
 from ..certification.sweep import Certificates, Request
-from ..data.dataset import LARGEST_IMAGE, Dataset
+from ..data.dataset import LARGEST_IMAGE, Dataset, exists
 from ..data.registry import SOURCES
 from ..errors import LedgerError, ModelError, RunError
 from ..models.factory import HOW_TO_NAME, Factory, Shape, build_custom, is_factory_name
@@ -155,7 +155,7 @@ def recorded_shape(config: Config, ledger: Ledger) -> Shape | None:
     if stated is not None:
         return _checked(stated)
     if config.data.path:
-        return data_for(config, None).input_shape if Path(config.data.path).is_file() else None
+        return data_for(config, None).input_shape if exists(Path(config.data.path)) else None
     source = SOURCES.get(config.data.name)
     return None if source is None else source.input_shape
 

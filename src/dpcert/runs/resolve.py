@@ -1,24 +1,46 @@
 """From what a user typed to a config: presets, files, single keys."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..data.dataset import exists, name_of, records_and_shape
 from ..store.durable import refuse_link
 from ..store.runs import RunDirectory
-from . import presets
+from . import defaults, presets
 from .config import Config, override, parse, read_toml
 
 
-def resolve(source: str | None, assignments: Mapping[str, Any]) -> Config:
-    """A config from a preset's name or a TOML file, with single keys overridden."""
+def resolve(source: str | None, assignments: Mapping[str, Any], tell: Callable[[str], object] = lambda line: None) -> Config:
+    """A config from a preset's name or a TOML file, with single keys overridden.
+
+    Custom data gets its own batch size, learning rate and epochs where the user gave none; `tell` is told which, and why.
+    """
+    explicit = set(assignments)
     if source is not None and source.endswith(".toml"):
         tables, origin = read_toml(Path(source)), source
+        explicit |= {f"train.{key}" for key in tables["train"]} if isinstance(tables.get("train"), dict) else set()
     else:
         origin = presets.DEFAULT if source is None else source
         sigma = assignments.get("method.sigma")
         tables = presets.tables(origin, sigma if isinstance(sigma, (int, float)) else None)
-    return parse(override(tables, assignments), origin)
+    return with_defaults_for_custom_data(parse(override(tables, assignments), origin), explicit, tell)
+
+
+def with_defaults_for_custom_data(config: Config, explicit: Collection[str], tell: Callable[[str], object]) -> Config:
+    """`config` with the `[train]` keys that depend on N and are not `explicit` chosen for its custom data, if it has any."""
+    keys = [key for key in defaults.KEYS if f"train.{key}" not in explicit]
+    if config.data.path is None or not keys or not exists(Path(config.data.path)):  # what is missing is refused on reading
+        return config
+    found, shape = records_and_shape(Path(config.data.path))
+    records = max(1, (config.data.size or found) - config.data.validation)
+    clips = config.build_method().clip_rule.name != "none"
+    train = config.train
+    chosen = defaults.training_defaults(
+        records, shape, optimizer=train.optimizer, clip_norm=config.privacy.clip_norm, clips=clips
+    )
+    tell(defaults.in_words(chosen, keys, records, config.data.size is not None, shape))
+    return config.model_copy(update={"train": train.model_copy(update={key: getattr(chosen, key) for key in keys})})
 
 
 def default_out(config: Config) -> Path:
@@ -27,8 +49,8 @@ def default_out(config: Config) -> Path:
 
 
 def dataset_name(config: Config) -> str:
-    """The data set's name: that of its file for a data set of one's own."""
-    return Path(config.data.path).stem if config.data.path else config.data.name
+    """The data set's name: that of its file for custom data."""
+    return name_of(Path(config.data.path)) if config.data.path else config.data.name
 
 
 def read_config(path: Path) -> Config:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..data.dataset import Dataset, read_npz
+from ..data.dataset import Dataset, read_custom
 from ..data.registry import SOURCES, load_dataset
 from ..errors import DataError
 from ..progress import Progress, silent
@@ -13,7 +13,7 @@ def load_data(config: Config, progress: Progress = silent) -> Dataset:
     """The data set of a config, with the validation records set aside."""
     size, classes = config.data.size, config.data.classes
     if config.data.path:
-        data = read_npz(Path(config.data.path), size=size, classes=classes)
+        data = read_custom(Path(config.data.path), size=size, classes=classes, progress=progress)
     else:
         data = load_dataset(config.data.name, size=size, classes=classes, progress=progress)
     return data.holding_out(config.data.validation)

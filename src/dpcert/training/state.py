@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from ..data.images import chunks
 from ..errors import RunError
 from ..privacy.ledger import Ledger
 from ..rng import KEY_BYTES, Purpose, stream_bytes
@@ -52,7 +53,8 @@ def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
     mac = hmac.new(stream_bytes(key, Purpose.DATA_IDENTITY, KEY_BYTES), digestmod=hashlib.sha256)
     for tensor in (images, labels):
         mac.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
-        mac.update(tensor.contiguous().numpy().data)
+        for rows in chunks(tensor):
+            mac.update(rows.numpy().data)
     return mac.hexdigest()
 
 

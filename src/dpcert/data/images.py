@@ -1,0 +1,156 @@
+"""Images that become float32 only where they are used: stored as bytes in memory, or as an array on disk.
+
+`Images` is a tensor to everyone who uses it. Taking rows (an index, a slice, a list, a mask) reads and converts those rows
+only. Any other operation works too, on a float copy of the whole collection, so code in this package takes rows.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ..errors import DataError
+
+CHUNK_BYTES = 1 << 26
+
+
+class RowSource(Protocol):
+    """Where the rows are kept."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, channels, height, width."""
+
+    def take(self, indices: np.ndarray) -> Tensor:
+        """Rows by number, each 0 <= number < rows: uint8, or float32 in [0, 1]."""
+
+
+class RowsInMemory:
+    """Rows of a uint8 tensor."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, channels, height, width."""
+        return tuple(self._rows.shape)
+
+    def take(self, indices: np.ndarray) -> Tensor:
+        """A copy of the rows."""
+        return self._rows[torch.from_numpy(indices)]
+
+
+class Images(Tensor):
+    """Rows `start` to `stop` of a source as a float32 tensor ``[n, channels, height, width]`` in [0, 1]; read-only."""
+
+    _source: RowSource
+    _start: int
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, source: RowSource, start: int = 0, stop: int | None = None) -> "Images":
+        """Nothing is read yet."""
+        rows, *shape = source.shape
+        count = (rows if stop is None else stop) - start
+        made: Images = torch.Tensor._make_wrapper_subclass(cls, (count, *shape), dtype=torch.float32)
+        made._source, made._start = source, start
+        return made
+
+    def __init__(self, source: RowSource, start: int = 0, stop: int | None = None) -> None:
+        """All is done in `__new__`."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Any operation but taking rows: on a float copy of all of them."""
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Images):
+                raise _read_only()
+        args, kwargs = tree_map_only(Images, Images.whole, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def whole(self) -> Tensor:
+        """All rows as an ordinary float tensor: four bytes for each number."""
+        return self._take(np.arange(len(self)))
+
+    def part(self, start: int, stop: int) -> "Images":
+        """Rows `start` to `stop` with the same source; nothing is read."""
+        return Images(self._source, self._start + start, self._start + stop)
+
+    def _take(self, indices: np.ndarray) -> Tensor:
+        rows = self._source.take(indices + self._start)
+        return rows.float().div_(255.0) if rows.dtype == torch.uint8 else rows
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Rows as an ordinary float tensor, with the meaning that the same index has for a tensor."""
+        first, *rest = index if isinstance(index, tuple) and index else (index,)
+        rows = _row_numbers(first, len(self)) if all(isinstance(part, int | slice) for part in rest) else None
+        if rows is None:
+            return self.whole()[index]
+        found = self._take(rows.flatten().numpy()).reshape(*rows.shape, *self.shape[1:])
+        return found[(*[slice(None)] * rows.ndim, *rest)] if rest else found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refused: the change would be lost, or would reach the user's array."""
+        raise _read_only()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def __deepcopy__(self, memo: Any) -> "Images":
+        return self  # nothing in it can change
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Images, (self._source, self._start, self._start + len(self))
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        return f"Images(shape={list(self.shape)}, dtype={self.dtype}, source={type(self._source).__name__})"
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.numpy().astype(dtype or np.float32, copy=False)
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """All rows as an ordinary float array."""
+        return self.whole().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """All rows as nested lists."""
+        return self.whole().tolist()
+
+
+def _row_numbers(index: Any, count: int) -> Tensor | None:
+    """The rows that an index of the first dimension chooses, counted from the front; None where it is about more."""
+    if isinstance(index, slice):
+        return torch.arange(count)[index]  # refuses what torch refuses, such as a negative step
+    if index is None or index is Ellipsis or isinstance(index, bool | tuple):
+        return None
+    numbers = torch.as_tensor(index).cpu()
+    if numbers.dtype == torch.bool:
+        return numbers.nonzero().flatten() if numbers.shape == (count,) else None
+    if numbers.is_floating_point() and numbers.numel():
+        raise IndexError(f"row numbers are {numbers.dtype}, must be whole numbers")
+    numbers = numbers.long()
+    if numbers.numel() and (int(numbers.min()) < -count or int(numbers.max()) >= count):
+        raise IndexError(f"row numbers {int(numbers.min())} to {int(numbers.max())} are out of range for {count} images")
+    return torch.where(numbers < 0, numbers + count, numbers)
+
+
+def _read_only() -> DataError:
+    return DataError("the images of a data set are read-only; change a copy: images = data.x_train.clone()")
+
+
+def rows_between(images: Tensor, start: int, stop: int) -> Tensor:
+    """Rows `start` to `stop`, without reading or copying them."""
+    return images.part(start, stop) if isinstance(images, Images) else images[start:stop]
+
+
+def chunks(images: Tensor) -> Iterator[Tensor]:
+    """All rows in order, as contiguous tensors of at most `CHUNK_BYTES` each (at least a row)."""
+    rows = max(1, CHUNK_BYTES // max(1, images[:1].numel() * images.element_size()))
+    for start in range(0, len(images), rows):
+        yield images[start : start + rows].contiguous()
