@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from dpcert.runs.run import images_sha256
+from dpcert.runs.identity import images_sha256
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from dpcert.runs.run import resolve
+from dpcert.runs.resolve import resolve
 from hypothesis import given
 from hypothesis import strategies as st
 
