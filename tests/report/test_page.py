@@ -291,23 +291,6 @@ def test_what_alpha_means_is_said_of_the_certificates_that_are_shown():
     assert "more than 1.600" in words.where_it_ends(c) and "more than 1.50" in words.where_it_ends(together)
 
 
-def test_the_papers_figure_stands_against_our_interval():
-    facts = read_run(RUNS / "mnist-dp-gaussian")
-    c = facts.certified[0]
-    for interval, word in (([1.0, 1.1], "above"), ([1.3, 1.4], "below"), ([1.2, 1.3], "within")):
-        other = replace(facts, certified=[replace(c, figures={**c.figures, "acr_interval": interval})])
-        assert f"average certified radius of 1.246 ({word} our 95 % interval)" in words.compared(other)
-    for share, word in (([0.93, 0.946], "above"), ([0.948, 0.96], "below"), ([0.946, 0.948], "within")):
-        intervals = {**c.figures["certified_accuracy_interval"], "0.25": share}
-        other = replace(facts, certified=[replace(c, figures={**c.figures, "certified_accuracy_interval": intervals})])
-        assert f"94.7 % certified at 0.25 ({word} our 95 % interval)" in words.compared(other)
-    other = replace(facts, metrics={**facts.metrics, "method": "dp-stability"})
-    assert "another formula" in words.compared(other) and "another formula" not in words.compared(facts)
-    assert "for this method and σ at ε = 3, δ = 1e-05 an average" in words.compared(facts)
-    unknown = replace(facts, metrics={**facts.metrics, "method": "own"})
-    assert words.compared(unknown) == "" and "Compared" not in words.in_words(unknown)
-
-
 # ------------------------------------------------------------------ several runs
 
 

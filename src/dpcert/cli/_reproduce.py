@@ -13,12 +13,12 @@ import typer
 
 from .._validate import integer_in
 from ..errors import RunError
-from ..report import reproduction
-from ..report.result_index import Place, ResultIndex
-from ..runs.estimate import Estimator, as_words
-from ..runs.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
-from ..runs.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
-from ..runs.reproduce import Failure, Runner, Tell
+from ..paper import reproduction
+from ..paper.estimate import Estimator, as_words
+from ..paper.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
+from ..paper.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
+from ..paper.result_index import Place, ResultIndex
+from ..paper.runner import Failure, Runner, Tell
 from ..store.runs import RunDirectory
 from ._show import print_table
 

@@ -18,9 +18,10 @@ def export(
 
     Example:  dpcert export runs/mnist-dp-gaussian mnist-dp-gaussian.zip
     """
+    from ..paper.comparison import figures_of
     from ..release.export import export as write_bundle
 
-    done = write_bundle(run, file)
+    done = write_bundle(run, file, figures_of)
     typer.echo(done.statement)
     typer.echo(f"in the bundle: {', '.join(done.members)}")
     for name, reason in done.left_out.items():

@@ -14,7 +14,7 @@ from ..errors import RunError
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement
 from ..report.html import render
-from ..report.tables import RunFacts, facts_of
+from ..report.tables import Paper, RunFacts, facts_of, no_paper
 from ..store.durable import checked_json, readable_json, sha256_hex
 from ..store.opened import beside_of, open_facts
 from ..store.public import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, PublicFiles
@@ -38,15 +38,15 @@ class Exported:
     is_new: bool
 
 
-def export(run: Path, file: Path) -> Exported:
-    """Write the bundle of a finished run, after checking it as an outsider would."""
+def export(run: Path, file: Path, paper: Paper = no_paper) -> Exported:
+    """Write the bundle of a finished run, after checking it as an outsider would; `paper` is for its page."""
     directory = RunDirectory(run)
     _require_finished(directory)
     with directory.locked():
         evidence = Evidence(read_public_files(run))
         checks = verify(evidence.files)
         require_verified(evidence.files, checks)
-        content = _content(evidence, {check.name for check in checks if check.outcome == OK})
+        content = _content(evidence, {check.name for check in checks if check.outcome == OK}, paper)
         bundle = PublicFiles(file, content, is_bundle=True)
         require_verified(replace(bundle, origin=run), verify(bundle))  # what leaves is checked too, not only what it is made of
         left_out = _left_out(directory, content)
@@ -62,7 +62,7 @@ def _require_finished(directory: RunDirectory) -> None:
         raise RunError(f"{directory.path} is not finished; resume it with: {directory.command_to_resume}, then export it")
 
 
-def _content(evidence: Evidence, proved: set[str]) -> dict[str, bytes]:
+def _content(evidence: Evidence, proved: set[str], paper: Paper) -> dict[str, bytes]:
     """The members of the bundle; `proved` names the checks of dpcert verify that the run passed."""
     files = evidence.files.content
     metrics = _public_metrics(evidence.metrics)
@@ -82,7 +82,8 @@ def _content(evidence: Evidence, proved: set[str]) -> dict[str, bytes]:
         facts = facts_of(evidence.files)
         shown = [certified for certified in facts.certified if certified.figures in metrics["certification"]]
         digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
-        content[REPORT] = render([replace(_in_bundle(facts), metrics=metrics, certified=shown, files=digests)]).encode()
+        page = render([replace(_in_bundle(facts), metrics=metrics, certified=shown, files=digests)], paper)
+        content[REPORT] = page.encode()
     digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
     content[MANIFEST] = readable_json({"format": FORMAT, "sha256": digests})
     return content

@@ -7,10 +7,10 @@ from typing import Any
 from .._validate import one_of
 from ..errors import ConfigError
 from ..methods import METHODS
-from ..published import BASELINES, COMPARED, SIGMAS
-from . import presets
-from .config import Config
-from .run import resolve
+from ..runs import presets
+from ..runs.config import Config
+from ..runs.run import resolve
+from .published import BASELINES, COMPARED, SIGMAS
 
 DATASETS = presets.DATASETS
 TEST_IMAGES = 10_000  # of each of the data sets

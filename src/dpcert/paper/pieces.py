@@ -9,12 +9,12 @@ from ..attacks.kinds import STRENGTHS
 from ..certification.metrics import is_about
 from ..errors import ConfigError, LedgerError, RunError
 from ..privacy.ledger import Ledger
+from ..runs.config import differences
+from ..runs.run import read_config
 from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
 from ..store.records import AttackRow, SampleRow, read_rows
 from ..store.runs import RunDirectory
-from .config import differences
 from .grid import TEST_IMAGES, Cell, Need
-from .run import read_config
 
 CERTIFICATION_SEED = 0
 DEFAULT_RESULTS = Path("results")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..published import BASELINES, COMPARED, THRESHOLDS, VARIANTS
+from ..analysis.correlate import THRESHOLDS
 from ..store.durable import write_atomically
 from ..store.records import METRICS
 from .claims import COPIES
-from .paper import QUOTED, QUOTED_RADII, TITLES
+from .published import BASELINES, COMPARED, QUOTED, QUOTED_RADII, TITLES, VARIANTS
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import by_radius, logs, radii
 

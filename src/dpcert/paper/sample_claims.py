@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..analysis.correlate import correlation, drawn_groups
-from ..published import BASELINES, COMPARED, SIGMAS, THRESHOLDS, VARIANTS
+from ..analysis.correlate import THRESHOLDS, correlation, drawn_groups
 from ..store.records import METRICS
 from .claims import SIMILAR, Claim, Finding, titled
-from .paper import TITLES
+from .published import BASELINES, COMPARED, SIGMAS, TITLES, VARIANTS
 from .result_index import Measured, ResultIndex
 
 NORMS = ("gradient_norm", "hessian_norm")

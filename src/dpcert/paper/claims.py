@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..certification.metrics import radii_to_show
-from ..published import BASELINES, SIGMAS, VARIANTS
-from .paper import CLIP_NORM, LEARNING_RATE, QUOTED, QUOTED_RADII, TITLES
+from .published import BASELINES, CLIP_NORM, LEARNING_RATE, QUOTED, QUOTED_RADII, SIGMAS, TITLES, VARIANTS
 from .result_index import Measured, ResultIndex, Seeds
 from .verdicts import NOT_RUN
 

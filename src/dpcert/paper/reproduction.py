@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..published import COMPARED, SIGMAS
+from ..report.tables import as_markdown
 from ..rounding import ceil_text
 from ..store.durable import write_atomically
-from . import paper_figures
 from .claims import CLAIMS, NO_PLACE, Judged, judge, swept
-from .paper import CLIP_NORM, LEARNING_RATE, OTHER_FORMULA, TABLE_1, TITLES
+from .figures import draw, save
+from .published import CLIP_NORM, COMPARED, LEARNING_RATE, OTHER_FORMULA, SIGMAS, TABLE_1, TITLES
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import SAMPLE_CLAIMS
-from .tables import as_markdown
 from .verdicts import (
     NOT_COMPARABLE,
     NOT_RUN,
@@ -90,7 +89,7 @@ def section(index: ResultIndex, asked: Asked, *, with_figures: bool) -> Section:
     if asked.name.startswith(_OF_ONE_SEED):
         notes = ["Metrics and attacks are of the runs of seed 0."]
     judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, asked.name, asked.datasets, asked.sigmas)
-    figures = paper_figures.draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
+    figures = draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
     return Section(asked, tables, judged, figures, notes)
 
 
@@ -202,7 +201,7 @@ def save_figures(sections: Sequence[Section], folder: Path) -> None:
     """All figures as SVG and PNG."""
     for part in sections:
         for name, figure in part.figures.items():
-            paper_figures.save(figure, folder, name)
+            save(figure, folder, name)
 
 
 def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None, command: str) -> None:
