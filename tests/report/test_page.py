@@ -13,6 +13,7 @@ import pytest
 
 from dpcert.certification.metrics import largest_radius
 from dpcert.methods import METHODS
+from dpcert.paper.comparison import figures_of
 from dpcert.report import words
 from dpcert.report.html import _drawings, render
 from dpcert.report.tables import read_run
@@ -166,7 +167,7 @@ def test_the_same_facts_give_the_same_bytes(complete, page, tmp_path):
     from dpcert.cli.report import _with_images
 
     shutil.copytree(complete, tmp_path / "elsewhere")
-    moved = render(_with_images([read_run(tmp_path / "elsewhere")]))
+    moved = render(_with_images([read_run(tmp_path / "elsewhere")]), figures_of)
     assert moved.replace(str(tmp_path / "elsewhere"), str(complete)) == page
 
 

@@ -19,6 +19,7 @@ def run(
     Example:  dpcert run fashion-mnist/dp-gaussian --sigma 0.25 --examples 1000
     """
     from ..runs import run as experiment
+    from ..store.runs import FIGURES, REPORT
     from .certify import certify_and_tell
     from .report import report
     from .train import train_and_tell
@@ -28,4 +29,4 @@ def run(
     folder = out or experiment.default_out(config)
     train_and_tell(config, folder)
     certify_and_tell(folder, experiment.request_of(config), config.train.device)
-    report([folder], html=folder / "report.html", figures=folder / "figures")
+    report([folder], html=folder / REPORT, figures=folder / FIGURES)

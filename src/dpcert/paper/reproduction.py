@@ -10,9 +10,10 @@ from typing import Any
 from ..report.tables import as_markdown
 from ..rounding import ceil_text
 from ..store.durable import write_atomically
-from .claims import CLAIMS, NO_PLACE, Judged, judge, swept
+from . import targets
+from .claims import CLAIMS, NO_PLACE, SWEEPS, Judged, judge, swept
 from .figures import draw, save
-from .published import CLIP_NORM, COMPARED, LEARNING_RATE, OTHER_FORMULA, SIGMAS, TABLE_1, TITLES
+from .published import COMPARED, OTHER_FORMULA, SIGMAS, TABLE_1, TITLES
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import SAMPLE_CLAIMS
 from .verdicts import (
@@ -34,13 +35,10 @@ TABLE_HEADINGS = (
     *("ACR: ours / paper", "verdict", "certified % at 0.25: ours / paper", "verdict", "over seeds"),
 )
 CLAIM_HEADINGS = ("the paper says", "where", "data set", "sigma", "found", "figures")
-_SWEEPS = {
-    "ablation-learning-rate": (LEARNING_RATE, "learning_rate", "learning rate"),
-    "ablation-clip-norm": (CLIP_NORM, "clip_norm", "clip norm"),
-}
-
-
-_OF_ONE_SEED = ("figure-metric", "figure-fgsm")
+_OF_ONE_SEED = (
+    *(targets.METRIC_HISTOGRAMS, targets.METRIC_HISTOGRAMS_FULL, targets.METRICS_BY_RADIUS, targets.METRICS_SPLIT),
+    targets.FGSM,
+)
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,11 @@ def section(index: ResultIndex, asked: Asked, *, with_figures: bool) -> Section:
     """One target, made from rows."""
     tables: list[Table] = []
     notes: list[str] = []
-    if asked.name == "table1":
+    if asked.name == targets.TABLE_1:
         tables, notes = _table_1(index, asked)
-    elif asked.name in _SWEEPS:
+    elif asked.name in SWEEPS:
         tables = [_sweep(index, asked)]
-    if asked.name.startswith(_OF_ONE_SEED):
+    if asked.name in _OF_ONE_SEED:
         notes = ["Metrics and attacks are of the runs of seed 0."]
     judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, asked.name, asked.datasets, asked.sigmas)
     figures = draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
@@ -151,14 +149,15 @@ def _notes(used: list[Measured]) -> list[str]:
 
 
 def _sweep(index: ResultIndex, asked: Asked) -> Table:
-    table, key, title = _SWEEPS[asked.name]
+    table, key = SWEEPS[asked.name]
     rows: list[tuple[str, ...]] = []
     for dataset in asked.shown:
         for value, clean in swept(index, dataset, table, key).items():
             paper = table[dataset, value]
             ours = f"- / {paper:.2f}" if clean is None else _pair(clean, paper)
             rows.append((TITLES[dataset], f"{value:g}", ours, NOT_RUN if clean is None else accuracy_verdict(clean, paper)))
-    return Table("DP-Gaussian, sigma 0.25", ("data set", title, "clean accuracy %: ours / paper", "verdict"), rows)
+    headings = ("data set", key.replace("_", " "), "clean accuracy %: ours / paper", "verdict")
+    return Table("DP-Gaussian, sigma 0.25", headings, rows)
 
 
 def claim_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:

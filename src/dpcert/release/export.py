@@ -16,9 +16,21 @@ from ..privacy.statement import Statement
 from ..report.html import render
 from ..report.tables import Paper, RunFacts, facts_of, no_paper
 from ..store.durable import checked_json, readable_json, sha256_hex
-from ..store.opened import beside_of, open_facts
-from ..store.public import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, PublicFiles
-from ..store.runs import RunDirectory, is_of_validation
+from ..store.opened import open_facts
+from ..store.public import ROWS, PublicFiles
+from ..store.runs import (
+    CONFIG,
+    CURVE,
+    LEDGER,
+    METRICS,
+    MODEL,
+    PRIVATE,
+    REPORT,
+    ROBUST,
+    RunDirectory,
+    beside_of,
+    is_of_validation,
+)
 from .files import MANIFEST, STATEMENT, bundle_bytes, read_public_files, write_new
 from .verify import OK, Evidence, require_verified, verify
 
@@ -98,7 +110,7 @@ def _in_bundle(facts: RunFacts) -> RunFacts:
 def _row_files(evidence: Evidence, metrics: dict[str, Any], proved: set[str]) -> list[str]:
     """The rows metrics.json stands on, and answers at one radius: those that were checked, never those of held-out records."""
     named = [entry["file"] for entry in metrics["certification"]]
-    robust = [name for name in evidence.files.content if name.startswith("robust-") and name.endswith(".tsv")]
+    robust = [name for name in evidence.files.content if name.startswith(f"{ROBUST}-") and name.endswith(".tsv")]
     return [name for name in (*named, *robust) if f"{name} belongs to the model" in proved and not is_of_validation(name)]
 
 
@@ -119,11 +131,11 @@ def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, s
         if file.name in content or file.name.startswith("."):
             continue
         if file == directory.private:
-            reasons["private/"] = "never leaves the machine"
+            reasons[f"{PRIVATE}/"] = "never leaves the machine"
         elif ROWS.fullmatch(file.name) and is_of_validation(file.name):
             reasons[file.name] = "held-out training records, which epsilon does not cover"
         elif ROWS.fullmatch(file.name):
-            reasons[file.name] = "unfinished: metrics.json has no figures of it"
+            reasons[file.name] = f"unfinished: {METRICS} has no figures of it"
         else:
             reasons[file.name] = "has no place in a bundle"
     return reasons

@@ -14,9 +14,9 @@ from ..rounding import ceil_text
 from ..store.durable import sha256_hex
 from ..store.metrics import certification_at, main_sigma
 from ..store.opened import open_curve, open_metrics, open_rows, open_settings, open_side_rows
-from ..store.public import ATTACKS, CONFIG, REPORT, SAMPLES, PublicFiles, read_directory
+from ..store.public import PublicFiles, read_directory
 from ..store.records import AttackRow, CertificateRow, CurveRow, SampleRow
-from ..store.runs import RunDirectory, is_of_validation
+from ..store.runs import ATTACKS, CONFIG, METRICS, REPORT, SAMPLES, RunDirectory, is_of_validation
 
 ABSTAIN = -1  # in the column `predict`
 
@@ -192,7 +192,7 @@ def _rows(files: PublicFiles, entry: dict[str, Any]) -> list[CertificateRow]:
     rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if is_about(entry, row.idx)]
     if len(rows) < entry["examples"]:
         raise RunError(
-            f"{files.place_of(entry['file'])} holds {len(rows)} rows, metrics.json speaks of {entry['examples']}; "
+            f"{files.place_of(entry['file'])} holds {len(rows)} rows, {METRICS} speaks of {entry['examples']}; "
             "run dpcert certify again"
         )
     return rows

@@ -20,13 +20,12 @@ from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, rows_so_far
 from ..store.records import METRICS, SampleRow
-from ..store.runs import RunDirectory
+from ..store.runs import SAMPLES, RunDirectory
 from ..workers import parallel_map, worker_count
 from .certified import Certification, main_certification
 from .run import LoadedRun, images_sha256, load_data, load_run, read_config
 from .sidecar import check_or_write_sidecar
 
-FILE = "samples.tsv"
 HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
 _RESIDUAL_DIGITS = 9  # what is smaller is rounding of the machine, other in every batch
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512
@@ -75,7 +74,7 @@ def analyze(
     indices = request.chosen(sorted(certified.rows), len(data.x_test), path)
     analysts = _analysts(run, request, data.x_test[0])
     with directory.locked():
-        file = path / FILE
+        file = path / SAMPLES
         check_or_write_sidecar(
             file, _facts(run, request, certified, analysts[0].layer, images_sha256(data.x_test, data.y_test))
         )

@@ -18,12 +18,11 @@ from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, drop, rows_so_far
 from ..store.records import AttackRow
-from ..store.runs import RunDirectory
+from ..store.runs import ATTACKS, RunDirectory
 from .certified import Certification, certification_at
 from .run import DEFAULT_EXAMPLES, LoadedRun, images_sha256, load_data, load_run, read_config
 from .sidecar import check_or_write_sidecar, recorded_facts
 
-FILE = "attacks.tsv"
 BASE, SMOOTHED = "base", "smoothed"
 HEADINGS = ("attack", "on", "strength", "accuracy", "95 % interval", "certified at this radius", "steps x starts", "images")
 Key = tuple[str, str, float | None, float]
@@ -153,7 +152,7 @@ def run_attacks(
     sigma = None if request.smoothing is None else request.smoothing.sigma  # no certificate is about the base model
     certified = certification_at(directory, sigma, run.model_sha256, data.x_test, data.y_test)
     with directory.locked():
-        file = path / FILE
+        file = path / ATTACKS
         other = _of_other_images(file, len(data.x_test))
         if not other or again:
             check_or_write_sidecar(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))

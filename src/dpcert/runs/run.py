@@ -35,7 +35,7 @@ from ..store.durable import read_checked_json, read_file, refuse_link, sha256_he
 from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
 from ..store.records import AnyExampleRow, CertificateRow, RobustRow
-from ..store.runs import RunDirectory
+from ..store.runs import CERTIFICATES, ROBUST, RunDirectory, rows_stem
 from ..training.curve import accuracy
 from ..training.loop import Run, choose_device, fit, is_finished
 from ..training.state import load_weights, read_model, require_made_with
@@ -265,7 +265,7 @@ def certify(
     request = task.request
     task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
     with task.run.directory.locked():
-        file, key = _rows_file(task, request, "certificates")
+        file, key = _rows_file(task, request, CERTIFICATES)
         _refuse_rows_of_others(CertificateRow, file, even_subset(len(task.x), task.examples), request.how)
         entries = read_metrics(task.run.directory.metrics)["certification"]
         published = next((entry for entry in entries if entry["file"] == file.name), None)
@@ -292,7 +292,7 @@ def decide(
     task = _task(path, request, device, data_progress)
     request = task.request
     with task.run.directory.locked():
-        file, key = _rows_file(task, request, "robust", radius)
+        file, key = _rows_file(task, request, ROBUST, radius)
         _refuse_rows_of_others(RobustRow, file, even_subset(len(task.x), task.examples), request.how)
         indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
         rows = decide_to_file(task.run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
@@ -334,8 +334,7 @@ def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: 
 def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:
     """The file for this request and the key of its noise; another (n0, n, alpha) at the same sigma has its own file."""
     how, run = request.how, task.run
-    sigma = f"{how.sigma:.2f}" if math.isclose(round(how.sigma, 2), how.sigma) else f"{how.sigma:g}"
-    stem = word + ("-validation" if request.split == "validation" else "") + f"-sigma{sigma}"
+    stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
     stem += "" if radius is None else f"-r{radius:g}"
     stem += ("-fresh" if how.fresh_noise else "") + ("-skipped" if how.skip_misclassified else "")
     stem += "" if how.together is None else f"-simultaneous{how.together}"
