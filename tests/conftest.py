@@ -81,8 +81,8 @@ def small_npz(tmp_path, small_arrays):
 def trained_cnn(count: int = 40) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     """The model of results/mnist-dp-gaussian and some of MNIST's test images: weights on which leaks show."""
     from dpcert.data.registry import load_dataset
-    from dpcert.runs.run import load_run
+    from dpcert.runs.open import open_run
 
     data = load_dataset("mnist")
-    model = load_run(Path(__file__).parents[1] / "results" / "mnist-dp-gaussian", (1, 28, 28), 10).model
+    model = open_run(Path(__file__).parents[1] / "results" / "mnist-dp-gaussian").model
     return model, data.x_test[:count], data.y_test[:count]

@@ -11,7 +11,7 @@ from dpcert.errors import ConfigError, DpcertWarning
 from dpcert.methods import METHODS, REGULARISERS, VIEWS, combine
 from dpcert.privacy.clipping import CLIP_RULES
 from dpcert.runs import presets
-from dpcert.runs.run import resolve
+from dpcert.runs.resolve import resolve
 from dpcert.views import Gaussian, SmoothAdv
 
 NAMES = [

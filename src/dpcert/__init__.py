@@ -9,13 +9,14 @@ print(run.statement, certificates.acr)
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .certification.sweep import Certificates, certify, predict
+    from .certification.sweep import Certificates, SmoothedClassifier, certify, predict
     from .data.dataset import Dataset
     from .data.registry import load_dataset
     from .methods import Method, method
     from .models.registry import build_model
     from .privacy.accounting import calibrate, epsilon
     from .runs.api import train
+    from .runs.open import open_run
     from .training.loop import Run
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 # Loaded on first use, so that `dpcert --help` does not wait for torch.
 _HOMES = {
     "Certificates": "certification.sweep",
+    "SmoothedClassifier": "certification.sweep",
     "certify": "certification.sweep",
     "predict": "certification.sweep",
     "Dataset": "data.dataset",
@@ -34,18 +36,21 @@ _HOMES = {
     "calibrate": "privacy.accounting",
     "epsilon": "privacy.accounting",
     "Run": "training.loop",
+    "open_run": "runs.open",
 }
 __all__ = [
     "Certificates",
     "Dataset",
     "Method",
     "Run",
+    "SmoothedClassifier",
     "build_model",
     "calibrate",
     "certify",
     "epsilon",
     "load_dataset",
     "method",
+    "open_run",
     "predict",
     "train",
 ]

@@ -14,7 +14,8 @@ from dpcert.certification.bounds import certified_radius, lower_confidence_bound
 from dpcert.certification.sweep import Request
 from dpcert.certification.votes import winners
 from dpcert.rounding import floor_text
-from dpcert.runs.run import CertifyRequest, certify
+from dpcert.runs.certify import CertifyRequest, certify
+from dpcert.runs.open import open_run
 from dpcert.store.durable import sha256_hex
 from dpcert.store.records import CertificateRow, read_rows
 
@@ -47,7 +48,7 @@ def test_the_published_certificates_name_what_they_stand_on(evidence):
 
 def asked(path, **changes):
     how = Request(**({"sigma": 0.5, "n0": 20, "n": 100, "alpha": 0.01} | changes))
-    return certify(path, CertifyRequest(how, examples=2, seed=0))
+    return certify(open_run(path), CertifyRequest(how, examples=2, seed=0))
 
 
 @pytest.fixture

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from dpcert.privacy import mechanism
-from dpcert.runs import run as experiment
+from dpcert.runs import certify as certifying
 from dpcert.runs.config import Config
+from dpcert.runs.open import open_run
+from dpcert.runs.resolve import resolve
+from dpcert.runs.training import train as train_in_directory
 from dpcert.training import loop
 from tests.conftest import blobs
 
@@ -49,17 +52,17 @@ def assignments(data: Path, **changes: Any) -> dict[str, Any]:
 
 
 def config(data: Path, examples: int = ALL_EXAMPLES, **changes: Any) -> Config:
-    return experiment.resolve("mnist/dp-gaussian", assignments(data, certify__examples=examples, **changes))
+    return resolve("mnist/dp-gaussian", assignments(data, certify__examples=examples, **changes))
 
 
 def train(data: Path, out: Path) -> None:
-    experiment.train(config(data), out)
+    train_in_directory(config(data), out)
 
 
 def certify(data: Path, out: Path) -> None:
     """Some examples, then more: the rows of the second call belong between those of the first."""
     for examples in (FIRST_EXAMPLES, ALL_EXAMPLES):
-        experiment.certify(out, experiment.request_of(config(data, examples)))
+        certifying.certify(open_run(out), certifying.request_of(config(data, examples)))
 
 
 def results(out: Path) -> dict[str, Any]:

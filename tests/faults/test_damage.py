@@ -16,7 +16,9 @@ from safetensors import safe_open
 
 from dpcert.errors import DpcertError
 from dpcert.report.tables import read_run
-from dpcert.runs import run as experiment
+from dpcert.runs import certify as certifying
+from dpcert.runs import open as opening
+from dpcert.runs.open import open_run
 from dpcert.store import records
 from dpcert.training import loop, state
 from tests.faults import scene
@@ -45,11 +47,11 @@ def killed(stage) -> Path:
 
 
 def reader(stage: Stage, how: str) -> Callable[[Path], object]:
-    request = experiment.request_of(scene.config(stage.data))
+    request = certifying.request_of(scene.config(stage.data))
     return {
         "resume": lambda out: scene.train(stage.data, out),
         "reload": lambda out: scene.train(stage.data, out),
-        "certify": lambda out: experiment.certify(out, request),
+        "certify": lambda out: certifying.certify(open_run(out), request),
         "report": read_run,
     }[how]
 
@@ -174,9 +176,9 @@ TWINS = [
     ("resume", CHECKPOINT, state, "load_tensors", lambda path, sha256=None: _real_load_tensors(path)),
     ("resume", "private/state.json", state, "_read_state", _unchecked_state),
     ("resume", "config.toml", loop, "_refuse_other_origin", lambda *arguments: None),
-    ("certify", "ledger.jsonl", experiment, "require_made_with", lambda *arguments: None),
+    ("certify", "ledger.jsonl", opening, "require_made_with", lambda *arguments: None),
     ("certify", scene.ROWS, records, "row_of", _unchecked_row),
-    ("certify", "metrics.json", experiment, "read_metrics", _unchecked_metrics),
+    ("certify", "metrics.json", certifying, "read_metrics", _unchecked_metrics),
 ]
 
 
@@ -209,7 +211,7 @@ def test_damaged_metrics_are_made_again(stage):
     out = stage.folder / "certified"
     (out / "metrics.json").unlink()
     with pytest.raises(DpcertError, match="no metrics.json"):
-        experiment.certify(out, experiment.request_of(scene.config(stage.data)))
+        certifying.certify(open_run(out), certifying.request_of(scene.config(stage.data)))
     scene.train(stage.data, out)
     scene.certify(stage.data, out)
     assert scene.results(out) == stage.certified

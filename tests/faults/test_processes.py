@@ -15,7 +15,7 @@ import pytest
 
 from dpcert.errors import DpcertError, RunError
 from dpcert.privacy.ledger import Ledger
-from dpcert.runs import run as experiment
+from dpcert.runs import training as runs
 from dpcert.store.records import CertificateRow, read_rows
 from dpcert.store.runs import RunDirectory
 from dpcert.training import loop, state, step
@@ -193,7 +193,7 @@ def parts_after_the_signal(stage: Stage, monkeypatch, out: Path) -> int:
         patch.setattr(step, "_clipped_sum_of", counted)
         config = scene.config(stage.data, train__physical_batch=1)  # an example at a time: several parts a step
         with pytest.raises(loop.Interrupted):
-            experiment.train(config, out)
+            runs.train(config, out)
     return parts.count(4) - 1
 
 
@@ -203,8 +203,8 @@ def test_a_long_step_is_given_up_between_its_parts(stage, monkeypatch, evidence)
     assert parts_after_the_signal(stage, monkeypatch, out) == 0
     assert json.loads((out / "private" / "state.json").read_text())["step"] == 4
     config = scene.config(stage.data, train__physical_batch=1)
-    experiment.train(config, out)
-    experiment.train(config, stage.folder / "whole")
+    runs.train(config, out)
+    runs.train(config, stage.folder / "whole")
     assert scene.results(out) == scene.results(stage.folder / "whole")
     evidence(
         "R5",

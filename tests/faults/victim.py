@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from dpcert.errors import RunError
-from dpcert.runs import run as experiment
+from dpcert.runs.certify import certify, request_of
+from dpcert.runs.open import open_run
+from dpcert.runs.training import train
 from dpcert.store import growing
 from dpcert.store.runs import RunDirectory
 from dpcert.training import loop
@@ -67,9 +69,9 @@ def held(stage: str, data: Path, out: Path, ready: Any, lock: str) -> None:
             time.sleep(3600)
 
     if stage == "train":
-        experiment.train(scene.config(data), out, stay)
+        train(scene.config(data), out, stay)
     else:
-        experiment.certify(out, experiment.request_of(scene.config(data)), progress=stay)
+        certify(open_run(out), request_of(scene.config(data)), progress=stay)
 
 
 @contextlib.contextmanager

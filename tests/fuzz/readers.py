@@ -23,10 +23,11 @@ from dpcert.paper.comparison import figures_of
 from dpcert.privacy.ledger import GENESIS, Ledger
 from dpcert.privacy.statement import state
 from dpcert.report.tables import Certified, RunFacts, summary
+from dpcert.runs import certify as certifying
 from dpcert.runs import config as configs
 from dpcert.runs import presets
-from dpcert.runs import run as experiment
 from dpcert.runs.predict import read_images
+from dpcert.runs.resolve import resolve
 from dpcert.store.durable import canonical_json, readable_json, sha256_hex
 from dpcert.store.metrics import read_metrics
 from dpcert.store.records import AttackRow, CertificateRow, CurveRow, RobustRow, SampleRow, header, read_rows, text_of
@@ -155,7 +156,7 @@ def _png_seeds(folder: Path) -> list[bytes]:
 
 def _toml_seeds(folder: Path) -> list[bytes]:
     chosen = ("mnist/dp-gaussian", "mnist/dp-macer", "fashion-mnist/dp-smoothadv+consistency", "mnist/psac")
-    made = [experiment.resolve(name, {}).to_toml().encode() for name in chosen if name in presets.names()]
+    made = [resolve(name, {}).to_toml().encode() for name in chosen if name in presets.names()]
     return [*made, b"[train]\nepochs = 3\n", b'[data]\npath = "x.npz"\nsize = 10\n[certify]\nexamples = "all"\n']
 
 
@@ -166,7 +167,7 @@ def _read_config(path: Path) -> object:
 
 def _read_assignment(data: bytes, folder: Path) -> object:
     name, value = configs.parse_assignment(data.decode("utf-8", errors="replace"))
-    return experiment.resolve(None, {name: value})
+    return resolve(None, {name: value})
 
 
 # --- ledger ---------------------------------------------------------------------------------------------------------
@@ -343,8 +344,8 @@ def _sidecar_seeds(folder: Path) -> list[bytes]:
 
 
 def _read_sidecar(path: Path) -> object:
-    experiment.read_facts(path).get("n0")
-    key = experiment._recorded_key(path, FACTS, None)
+    certifying.read_facts(path).get("n0")
+    key = certifying._recorded_key(path, FACTS, None)
     assert len(key) == 32
     return key
 

@@ -372,7 +372,7 @@ WIDER = [
         (f"{FIGURES_OF_ROWS}::test_radii_are_shown_every_quarter_up_to_four_sigma",),
         "the last radius is left out",
     ),
-    # experiment
+    # runs
     Mutant(
         "runs/config.py",
         "return self.certify.sigma if self.certify.sigma is not None else self.method.sigma",
@@ -395,14 +395,14 @@ WIDER = [
         "a chain is shared between processes",
     ),
     Mutant(
-        "runs/run.py",
+        "runs/identity.py",
         "return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())",
         "return sha256_hex(x.numpy().tobytes())",
         (f"{COMMANDS}::test_certificates_belong_to_their_images",),
         "rows are joined with other labels",
     ),
     Mutant(
-        "runs/run.py",
+        "runs/certify.py",
         "sum(row.robust == -1 for row in rows)",
         "sum(row.robust != 1 for row in rows)",
         (f"{OWN_RUN}::test_answers_at_a_radius_are_counted_by_kind",),

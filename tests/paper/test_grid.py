@@ -7,7 +7,7 @@ import pytest
 from dpcert.errors import ConfigError
 from dpcert.paper.grid import DATASETS, REPLACED, TARGETS, Cell, Need, datasets_of, in_order, needs_of, targets_of
 from dpcert.paper.published import COMPARED, SIGMAS
-from dpcert.runs.run import resolve
+from dpcert.runs.resolve import resolve
 
 CELLS = [need.cell for need in needs_of(list(TARGETS.values()), DATASETS)]
 

@@ -28,7 +28,7 @@ def made(tmp_path_factory):
     np.savez(folder / "blobs.npz", **blobs(0))
     out, drawn = folder / "run", []
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("dpcert.training.loop", "dpcert.runs.run"):
+        for module in ("dpcert.training.loop", "dpcert.runs.certify"):
             patch.setattr(f"{module}.secret_key", lambda: drawn.append(np.random.bytes(32)) or drawn[-1])
         data = f"data.path={folder / 'blobs.npz'}"
         assert call("run", "mnist/dp-gaussian", *settings(data, *SMALL), "--examples", "20", "--out", out) == 0

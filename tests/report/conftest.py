@@ -76,9 +76,9 @@ def complete(tmp_path_factory):
 @pytest.fixture(scope="session")
 def page(complete):
     """The page of one run with every part, the images of the data set among them."""
-    from dpcert.cli.report import _with_images
+    from dpcert.runs.page import with_images
 
-    return render(_with_images([read_run(complete)]), figures_of)
+    return render(with_images([read_run(complete)]), figures_of)
 
 
 @pytest.fixture(scope="session")

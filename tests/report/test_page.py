@@ -164,10 +164,10 @@ def test_names_from_outside_stay_text():
 
 
 def test_the_same_facts_give_the_same_bytes(complete, page, tmp_path):
-    from dpcert.cli.report import _with_images
+    from dpcert.runs.page import with_images
 
     shutil.copytree(complete, tmp_path / "elsewhere")
-    moved = render(_with_images([read_run(tmp_path / "elsewhere")]), figures_of)
+    moved = render(with_images([read_run(tmp_path / "elsewhere")]), figures_of)
     assert moved.replace(str(tmp_path / "elsewhere"), str(complete)) == page
 
 

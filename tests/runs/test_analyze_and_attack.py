@@ -17,8 +17,10 @@ from dpcert.cli import main
 from dpcert.privacy.ledger import Ledger
 from dpcert.report.tables import read_run
 from dpcert.runs import attack as attacking
-from dpcert.runs import run as experiment
+from dpcert.runs import certify as certifying
 from dpcert.runs.analyze import AnalyzeRequest, analyze
+from dpcert.runs.open import open_run
+from dpcert.runs.resolve import read_config
 from dpcert.store.durable import read_checked_json, write_checked_json
 from dpcert.store.records import METRICS, AttackRow, CertificateRow, RobustRow, SampleRow, header, read_rows, text_of
 from dpcert.training.state import model_bytes, read_model
@@ -186,7 +188,7 @@ def test_half_finished_of_other_data_or_from_a_newer_version(command, run, finis
     data, original = finished.parent / "blobs.npz", (finished.parent / "blobs.npz").read_bytes()
     try:
         np.savez(data, **other)
-        assert "does not fit the model" in refused(capsys, command, run)
+        assert "is 9 x 8, the model takes 8 x 8" in refused(capsys, command, run)
     finally:
         data.write_bytes(original)
     assert "is not a run directory" in refused(capsys, command, run / "absent")
@@ -301,25 +303,31 @@ def test_an_attack_that_beats_a_certificate_is_told(run, capsys):
 
 def test_other_images_and_the_base_model_are_not_compared(run):
     for smoothed, examples, compared in ((True, 20, True), (False, 20, False)):
-        request = attacking.request_of(run, ("pgd-l2",), "0.1", 2, 1, smoothed, None, 100, examples, 0, 7)
-        assert (attacking.run_attacks(run, request).certified != [None]) == compared
-    request = attacking.request_of(run, ("pgd-l2",), "0.2", 2, 1, True, None, 100, 25, 0)
-    assert attacking.run_attacks(run, request).certified == [None]
+        request = attacking.request_for(
+            read_config(run), ("pgd-l2",), (0.1,), steps=2, starts=1, smoothed=smoothed, votes=100, examples=examples, batch=7
+        )
+        assert (attacking.run_attacks(open_run(run), request).certified != [None]) == compared
+    request = attacking.request_for(
+        read_config(run), ("pgd-l2",), (0.2,), steps=2, starts=1, smoothed=True, votes=100, examples=25
+    )
+    assert attacking.run_attacks(open_run(run), request).certified == [None]
 
 
 def test_certificates_in_l2_say_nothing_of_an_attack_in_another_norm(run):
     for name in ("pgd-linf", "fgsm"):
         steps, starts = (None, None) if name == "fgsm" else (2, 1)
-        request = attacking.request_of(run, (name,), "0.1", steps, starts, True, None, 100, 20, 0)
-        assert attacking.run_attacks(run, request).certified == [None]
+        request = attacking.request_for(
+            read_config(run), (name,), (0.1,), steps=steps, starts=starts, smoothed=True, votes=100, examples=20
+        )
+        assert attacking.run_attacks(open_run(run), request).certified == [None]
 
 
 def test_answers_at_a_radius_are_counted_by_kind(run, monkeypatch):
     """Robust and right, robust and wrong, not robust, not decided: four figures that are not to be mixed up."""
     kinds = [(1, 1)] * 5 + [(1, 0)] * 3 + [(0, 1)] * 2 + [(-1, 1)] * 4
     rows = [RobustRow(3 * place, 0, 0, robust, correct, 0.1, 150) for place, (robust, correct) in enumerate(kinds)]
-    monkeypatch.setattr(experiment, "decide_to_file", lambda *arguments, **options: rows)
-    found = experiment.decide(run, experiment.CertifyRequest(Request(0.5, 100, 200), 14), 0.1)
+    monkeypatch.setattr(certifying, "decide_to_file", lambda *arguments, **options: rows)
+    found = certifying.decide(open_run(run), certifying.CertifyRequest(Request(0.5, 100, 200), 14), 0.1)
     assert (found["certified_accuracy"], found["undecided"], found["examples"]) == (5 / 14, 4, 14)
     assert found["certified_accuracy_interval"] == list(confidence_interval(5, 14))
     assert (found["votes"], found["votes_of_certify"]) == (14 * 150, 14 * 300)
@@ -378,6 +386,8 @@ def test_the_votes_of_smoothed_rows_are_held_to(run, capsys):
 def test_published_certificates_hold_against_the_attack(tmp_path):
     """10 of MNIST's images, PGD on the smoothed model at a radius of 1: no less than is certified."""
     shutil.copytree(PUBLISHED, tmp_path / "run")
-    request = attacking.request_of(tmp_path / "run", ("pgd-l2",), "1.0", 5, 1, True, None, 300, 10, 0)
-    found = attacking.run_attacks(tmp_path / "run", request)
+    request = attacking.request_for(
+        read_config(tmp_path / "run"), ("pgd-l2",), (1.0,), steps=5, starts=1, smoothed=True, votes=300, examples=10
+    )
+    found = attacking.run_attacks(open_run(tmp_path / "run"), request)
     assert not found.contradictions and found.certified[0] <= found.rows[0].accuracy

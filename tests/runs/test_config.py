@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from dpcert.errors import ConfigError, DpcertError
 from dpcert.runs import presets
+from dpcert.runs.certify import request_of
 from dpcert.runs.config import Config, differences, parse, parse_assignment, read_toml
-from dpcert.runs.run import default_out, request_of, resolve
+from dpcert.runs.resolve import default_out, resolve
 
 
 @pytest.mark.parametrize(

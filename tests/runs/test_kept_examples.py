@@ -7,8 +7,8 @@ import pytest
 
 from dpcert.certification.metrics import even_subset
 from dpcert.cli import main
-from dpcert.runs import run as experiment
-from dpcert.runs.run import indices_to_certify
+from dpcert.runs import certify as certifying
+from dpcert.runs.certify import indices_to_certify
 from dpcert.store.durable import write_checked_json
 from dpcert.store.records import CertificateRow, header, read_rows, text_of
 from tests.faults import scene
@@ -56,7 +56,7 @@ def test_fewer_examples_change_nothing_and_say_so(run, capsys):
 
 
 def test_the_default_number_is_a_smaller_request_too(run, capsys, monkeypatch):
-    monkeypatch.setattr(experiment, "DEFAULT_EXAMPLES", 4)
+    monkeypatch.setattr(certifying, "DEFAULT_EXAMPLES", 4)
     assert call("certify", run, *VOTES, "--examples", "all") == 0
     before = snapshot(run)
     capsys.readouterr()
@@ -148,7 +148,7 @@ def test_twin_that_takes_the_request_as_it_is_is_caught(run, monkeypatch):
     """As it was."""
     assert call("certify", run, *VOTES, "--examples", 12) == 0
     before = snapshot(run)
-    monkeypatch.setattr(experiment, "kept_indices", lambda *arguments: None)
-    monkeypatch.setattr(experiment, "indices_to_certify", lambda kind, file, size, asked, least=0: even_subset(size, asked))
+    monkeypatch.setattr(certifying, "kept_indices", lambda *arguments: None)
+    monkeypatch.setattr(certifying, "indices_to_certify", lambda kind, file, size, asked, least=0: even_subset(size, asked))
     assert call("certify", run, *VOTES, "--examples", 4) == 0
     assert snapshot(run) != before and published(run)[ROWS] == 4

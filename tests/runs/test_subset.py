@@ -67,7 +67,7 @@ def rows_in(run, file=FILE):
 
 def as_earlier_versions_did(run, examples, monkeypatch):
     """Certificates of images 0, k, 2k, ... with k = floor(size / examples), and the entry that names k and no size."""
-    monkeypatch.setattr("dpcert.runs.run.even_subset", lambda size, n: [i * (size // n) for i in range(n)])
+    monkeypatch.setattr("dpcert.runs.certify.even_subset", lambda size, n: [i * (size // n) for i in range(n)])
     assert certify(run, examples) == 0
     monkeypatch.undo()
     metrics = read_checked_json(run / "metrics.json", what="", remedy="")
@@ -157,7 +157,7 @@ def test_an_entry_that_only_gains_its_size_keeps_its_timing(run, monkeypatch):
 
 
 def test_simultaneous_certificates_are_never_joined_by_others(run, monkeypatch, capsys):
-    monkeypatch.setattr("dpcert.runs.run.even_subset", lambda size, n: [i * (size // n) for i in range(n)])
+    monkeypatch.setattr("dpcert.runs.certify.even_subset", lambda size, n: [i * (size // n) for i in range(n)])
     assert certify(run, 50, "--simultaneous") == 0
     monkeypatch.undo()
     before = (run / "certificates-sigma0.50-simultaneous50.tsv").read_bytes()

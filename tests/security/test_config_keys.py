@@ -11,7 +11,7 @@ import pytest
 from dpcert.errors import ConfigError, DpcertError
 from dpcert.models.registry import build_model
 from dpcert.runs.config import Config, parse, parse_assignment, read_toml
-from dpcert.runs.run import resolve
+from dpcert.runs.resolve import resolve
 from tests.security.guards import watched
 
 KEYS = {

@@ -13,7 +13,6 @@ import pytest
 from dpcert.cli import main
 from dpcert.errors import RunError
 from dpcert.privacy.ledger import Ledger
-from dpcert.runs import run as experiment
 from dpcert.store import durable
 from dpcert.store.runs import RunDirectory
 from tests.faults import scene
@@ -144,7 +143,7 @@ def swap(run, outside):
 @pytest.mark.parametrize("moment", ["store_key", "save_checkpoint", "close"])
 def test_a_link_swapped_in_during_training_is_not_followed(moment, made, outside, tmp_path, monkeypatch):
     out, before = tmp_path / "new", state_of(outside)
-    owner = {"store_key": RunDirectory, "close": Ledger}.get(moment, experiment)
+    owner = {"store_key": RunDirectory, "close": Ledger}.get(moment)
     if moment == "save_checkpoint":
         from dpcert.training import loop as owner
     real = getattr(owner, moment)
@@ -243,7 +242,7 @@ def test_twin_without_the_first_look_each_operation_still_refuses(made, outside,
 def test_twin_that_follows_links_is_caught(made, outside, tmp_path, monkeypatch):
     """As it was: finishing a run emptied the folder that private/ led to, and changed its mode."""
     monkeypatch.setattr(RunDirectory, "refuse_links", lambda directory: None)
-    for module in ("dpcert.store.durable", "dpcert.store.runs", "dpcert.runs.run"):
+    for module in ("dpcert.store.durable", "dpcert.store.runs", "dpcert.runs.resolve"):
         monkeypatch.setattr(f"{module}.refuse_link", lambda path: None)
     monkeypatch.setattr(os, "O_NOFOLLOW", 0)
     before = state_of(outside)

@@ -146,7 +146,7 @@ def hostile_files(tmp_path: Path) -> dict[str, object]:
             copy = tmp_path / f"run-{name}-{source}"
             shutil.copytree(folder / "run", copy)
             shutil.copy(tmp_path / source, copy / name)
-            return dpcert.runs.run.load_run(copy, (1, 8, 8), 3)
+            return dpcert.open_run(copy)
 
         return load
 

@@ -16,7 +16,8 @@ import dpcert
 from dpcert.errors import DpcertError, LedgerError, RunError
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.statement import state
-from dpcert.runs import run as experiment
+from dpcert.runs.resolve import resolve
+from dpcert.runs.training import train as train_in_directory
 from dpcert.store.runs import RunDirectory
 from dpcert.training import step
 from dpcert.training.loop import Interrupted
@@ -66,8 +67,8 @@ def test_the_epsilon_on_the_progress_line_is_never_below_the_charge(tmp_path, mo
     out, config = tmp_path / "run", {"train.epochs": 20, "train.batch_size": 10, "model.name": "linear"}
     np.savez(tmp_path / "blobs.npz", **blobs(0))
     watcher = Watcher(out / "ledger.jsonl")
-    chosen = experiment.resolve("mnist/dp-gaussian", {**config, "data.path": str(tmp_path / "blobs.npz")})
-    run = experiment.train(chosen, out, watcher)
+    chosen = resolve("mnist/dp-gaussian", {**config, "data.path": str(tmp_path / "blobs.npz")})
+    run = train_in_directory(chosen, out, watcher)
     assert len(watcher.shown) == 480 and all(a >= b for a, b in zip(watcher.shown, watcher.charged, strict=True))
     assert watcher.shown == sorted(watcher.shown) and watcher.shown[-1] == math.ceil(100 * run.epsilon) / 100
     if most == 64:  # each block on its own: at most the rounding more than is charged
@@ -81,7 +82,7 @@ def test_a_run_that_is_not_private_never_shows_a_number(tmp_path, assignment):
     small = {"train.epochs": 1, "train.batch_size": 10, "model.name": "linear", "data.path": str(tmp_path / "blobs.npz")}
     watcher = Watcher(tmp_path / "run" / "ledger.jsonl")
     preset = "mnist/regular" if "method.name" in assignment else "mnist/dp-gaussian"
-    experiment.train(experiment.resolve(preset, {**small, **assignment}), tmp_path / "run", watcher)
+    train_in_directory(resolve(preset, {**small, **assignment}), tmp_path / "run", watcher)
     assert set(watcher.shown) == {math.inf}
 
 

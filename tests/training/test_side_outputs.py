@@ -14,7 +14,7 @@ import dpcert
 from dpcert.cli import main
 from dpcert.gradients import engine
 from dpcert.privacy import mechanism
-from dpcert.runs import run as experiment
+from dpcert.runs import training as runs
 from dpcert.store.durable import write_checked_json
 from dpcert.store.metrics import read_metrics
 from dpcert.training import loop
@@ -98,7 +98,7 @@ def test_with_the_real_step_only_what_is_made_from_the_weights_differs(tmp_path,
 
 
 def test_twin_a_training_loss_among_the_metrics_is_seen(tmp_path, capsys, frozen, monkeypatch):
-    real = experiment._write_training_metrics
+    real = runs._write_training_metrics
 
     def leaky(directory, method, run, data, seconds):
         real(directory, method, run, data, seconds)
@@ -106,7 +106,7 @@ def test_twin_a_training_loss_among_the_metrics_is_seen(tmp_path, capsys, frozen
         loss = torch.nn.functional.cross_entropy(run.model(data.x_train), data.y_train)
         write_checked_json(directory.metrics, {**metrics, "train_loss": float(loss)})
 
-    monkeypatch.setattr(experiment, "_write_training_metrics", leaky)
+    monkeypatch.setattr(runs, "_write_training_metrics", leaky)
     whole_run(tmp_path / "first", blobs(0), "dpsgd", capsys)
     whole_run(tmp_path / "second", swapped(), "dpsgd", capsys)
     assert "metrics.json" in differing(tmp_path / "first", tmp_path / "second")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in
 from ..errors import DataError, RunError
-from ..outputs import require_logits
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
 from ..store.growing import append_missing_rows
@@ -21,9 +20,10 @@ from ..workers import parallel_map
 from . import smooth
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .smooth import Counter
-from .votes import FreshVotes, evaluating, refuse_mixing_voters, voting
+from .votes import Voter
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
+_NO_LABEL = -2  # neither a class nor "abstain"
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,113 @@ class Request:
         only_if = label if self.skip_misclassified else None
         return smooth.certify(counter, x, self.n0, self.n, self.alpha_each, index, only_if)
 
+    def robust_at(self, counter: Counter, x: Tensor, radius: float, index: int) -> smooth.Decision:
+        """The question "is it robust at `radius`?" for one example."""
+        return smooth.robust_at(counter, x, radius, self.n0, self.n, self.alpha_each, index)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Answers to "is it robust at `radius`?" by input: `robust` is 1, 0, or -1 where the votes did not tell."""
+
+    predict: Tensor
+    robust: Tensor
+    votes: Tensor
+    radius: float
+    alpha: float
+
+
+class SmoothedClassifier:
+    """The smoothed classifier g(x) = argmax_c P[f(x + N(0, sigma^2 I)) = c] of any model f that returns logits.
+
+    Prepared once (the model is copied, cut and compiled on first use), then called as often as you like. Every call draws
+    its own noise from the operating system, unless it is given a `seed`.
+    """
+
+    def __init__(self, model: nn.Module, sigma: float, *, fresh_noise: bool = False, batch: int | None = None) -> None:
+        Request(sigma)  # checks sigma
+        self.sigma, self.fresh_noise = sigma, fresh_noise
+        self._voter = Voter(model, sigma, batch)
+
+    def certify(
+        self,
+        x: Tensor,
+        y: Tensor | Sequence[int] | None = None,
+        *,
+        n0: int = 100,
+        n: int = 10_000,
+        alpha: float = 0.001,
+        seed: int | None = None,
+        skip_misclassified: bool = False,
+        simultaneous: bool = False,
+        progress: Progress = silent,
+    ) -> Certificates:
+        """CERTIFY for each input ``x[i]``; see `dpcert.certify`. Without labels `y` none counts as correct."""
+        x = check_inputs(x)
+        together = len(x) if simultaneous else None
+        request = Request(self.sigma, n0, n, alpha, self.fresh_noise, skip_misclassified, together)
+        if y is None and skip_misclassified:
+            raise DataError("skip_misclassified needs the labels; give y")
+        labels = torch.full((len(x),), _NO_LABEL) if y is None else torch.as_tensor(y).cpu()
+        if labels.shape != (len(x),):
+            raise DataError(f"y has shape {list(labels.shape)}, must hold one label for each of the {len(x)} inputs")
+        found: list[smooth.Certificate] = []
+        with self.counters(x, request, _key(seed)) as counters:
+            work = parallel_map(counters, lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
+            for certificate in work:
+                found.append(certificate)
+                progress(len(found), len(x))
+        predicted = torch.tensor([c.predict for c in found])
+        return Certificates(
+            predict=predicted,
+            radius=torch.tensor([c.radius for c in found], dtype=torch.float64),
+            correct=predicted == labels,
+            count=torch.tensor([-1 if c.count is None else c.count for c in found]),
+            n=n,
+            p_lower=torch.tensor([c.p_lower for c in found], dtype=torch.float64),
+            alpha=alpha,
+            simultaneous=simultaneous,
+            sigma=self.sigma,
+        )
+
+    def predict(self, x: Tensor, *, n: int = 10_000, alpha: float = 0.001) -> Tensor:
+        """PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
+        Request(self.sigma, 1, n, alpha)
+        x = check_inputs(x)
+        with self._voter.counters(x, secret_key(), {}, fresh_noise=True) as counters:
+            work = parallel_map(counters, lambda counter, i: smooth.predict(counter, x[i], n, alpha, i), range(len(x)))
+            return torch.tensor(list(work))
+
+    def robust_at(
+        self, x: Tensor, radius: float, *, n0: int = 100, n: int = 10_000, alpha: float = 0.001, seed: int | None = None
+    ) -> Decisions:
+        """Whether the predicted class is constant within `radius` of each input; votes stop as soon as the answer is clear."""
+        x = check_inputs(x)
+        check_radius(radius, self.sigma)
+        request = Request(self.sigma, n0, n, alpha, self.fresh_noise)
+        with self.counters(x, request, _key(seed)) as counters:
+            work = parallel_map(counters, lambda counter, i: request.robust_at(counter, x[i], radius, i), range(len(x)))
+            found = list(work)
+        return Decisions(
+            predict=torch.tensor([d.predict for d in found]),
+            robust=torch.tensor([_answer(d) for d in found]),
+            votes=torch.tensor([d.votes for d in found]),
+            radius=radius,
+            alpha=alpha,
+        )
+
+    def counters(self, x: Tensor, request: Request, key: bytes) -> AbstractContextManager[list[Counter]]:
+        """Counters for the inputs `x`, one a worker, whose noise is a function of `key`."""
+        return self._voter.counters(x, key, request.votes, fresh_noise=self.fresh_noise)
+
+
+def _key(seed: int | None) -> bytes:
+    return secret_key() if seed is None else key_from_seed(seed, "certify")
+
+
+def _answer(decision: smooth.Decision) -> int:
+    return -1 if decision.robust is None else int(decision.robust)
+
 
 def certify(
     model: nn.Module,
@@ -144,50 +251,25 @@ def certify(
     allows (each certificate is valid on its own); `fresh_noise` draws it anew for each input. `skip_misclassified` casts
     no estimation votes where the selected class is not the label.
     """
-    x = check_inputs(x)
-    request = Request(sigma, n0, n, alpha, fresh_noise, skip_misclassified, len(x) if simultaneous else None)
-    labels = torch.as_tensor(y).cpu()
-    if labels.shape != (len(x),):
-        raise DataError(f"y has shape {list(labels.shape)}, must hold one label for each of the {len(x)} inputs")
-    key = secret_key() if seed is None else key_from_seed(seed, "certify")
-    found: list[smooth.Certificate] = []
-    with _counters(model, x, request, key, batch) as counters:
-        outcomes = parallel_map(counters, lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
-        for certificate in outcomes:
-            found.append(certificate)
-            progress(len(found), len(x))
-    predicted = torch.tensor([c.predict for c in found])
-    return Certificates(
-        predict=predicted,
-        radius=torch.tensor([c.radius for c in found], dtype=torch.float64),
-        correct=predicted == labels,
-        count=torch.tensor([-1 if c.count is None else c.count for c in found]),
+    classifier = SmoothedClassifier(model, sigma, fresh_noise=fresh_noise, batch=batch)
+    return classifier.certify(
+        x,
+        y,
+        n0=n0,
         n=n,
-        p_lower=torch.tensor([c.p_lower for c in found], dtype=torch.float64),
         alpha=alpha,
+        seed=seed,
+        skip_misclassified=skip_misclassified,
         simultaneous=simultaneous,
-        sigma=sigma,
+        progress=progress,
     )
-
-
-def _counters(
-    model: nn.Module, x: Tensor, request: Request, key: bytes, batch: int | None
-) -> AbstractContextManager[list[Counter]]:
-    return voting(model, x, sigma=request.sigma, key=key, votes=request.votes, fresh_noise=request.fresh_noise, batch=batch)
 
 
 def predict(
     model: nn.Module, x: Tensor, *, sigma: float, n: int = 10_000, alpha: float = 0.001, batch: int | None = None
 ) -> Tensor:
     """PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always fresh noise."""
-    Request(sigma, 1, n, alpha)
-    x = check_inputs(x)
-    with evaluating(model) as voter:
-        refuse_mixing_voters(voter, tuple(x.shape[1:]))
-        counter = FreshVotes(voter, sigma, secret_key(), batch)
-        require_logits(voter, x[:1].to(counter.device))
-        classes = [smooth.predict(counter, example, n, alpha, i) for i, example in enumerate(x)]
-    return torch.tensor(classes)
+    return SmoothedClassifier(model, sigma, batch=batch).predict(x, n=n, alpha=alpha)
 
 
 def check_inputs(x: Tensor) -> Tensor:
@@ -228,7 +310,8 @@ def certify_to_file(
     def earned(row: CertificateRow) -> float:
         return row.radius if row.correct else 0.0
 
-    with _counters(model, x, request, key, batch) as counters:
+    classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
+    with classifier.counters(x[list(indices)], request, key) as counters:
         return append_missing_rows(
             CertificateRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("acr", earned)
         )
@@ -252,14 +335,14 @@ def decide_to_file(
 
     def row(counter: Counter, index: int) -> RobustRow:
         began, label = time.perf_counter(), int(y[index])
-        d = smooth.robust_at(counter, x[index], radius, request.n0, request.n, request.alpha_each, index)
-        answer = -1 if d.robust is None else int(d.robust)
-        return RobustRow(index, label, d.predict, answer, int(d.predict == label), time.perf_counter() - began, d.votes)
+        d = request.robust_at(counter, x[index], radius, index)
+        return RobustRow(index, label, d.predict, _answer(d), int(d.predict == label), time.perf_counter() - began, d.votes)
 
     def votes(row: RobustRow) -> float:
         return float(row.votes)
 
-    with _counters(model, x, request, key, batch) as counters:
+    classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
+    with classifier.counters(x[list(indices)], request, key) as counters:
         return append_missing_rows(
             RobustRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("votes each", votes)
         )

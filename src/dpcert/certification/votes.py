@@ -6,7 +6,9 @@ apart: another batch size, thread count or way of computing could then have vote
 
 import contextlib
 import copy
+import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from ..isolation import Forward, each_row_alone, keeps_rows_apart, refuse_mixing
 from ..outputs import logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
-from .bank import PROBED, NoiseBank, SplitModel, channels_last, draw_bank, split
+from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
 from .compiled import Rest, compile_rest
 from .smooth import Counter
 
@@ -26,11 +28,17 @@ _LOGITS_KEPT = 1 << 20  # 4 MB; counting them one chunk at a time would be slowe
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk stays in a core's cache; other devices want large ones
 
 
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy of the model for voting: evaluation mode, no gradients, channels innermost (pools are several times faster)."""
+def voting_copy(model: nn.Module) -> nn.Module:
+    """A copy of the model for voting: evaluation mode, channels innermost (pools are several times faster)."""
     voter = copy.deepcopy(model).eval()
     voter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return voter
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """A voting copy of the model, and no gradients while it is used."""
+    voter = voting_copy(model)
     with torch.inference_mode():
         yield voter
 
@@ -129,7 +137,79 @@ def _rows(device: torch.device) -> int:
     return ROWS_ON_CPU if device.type == "cpu" else ROWS_ELSEWHERE
 
 
-@contextlib.contextmanager
+@dataclass(frozen=True)
+class _Prepared:
+    """What is worked out once for inputs of one shape; `cut` None: the model is run whole."""
+
+    whole: Forward
+    cut: SplitModel | None
+    rest: Rest | None
+
+
+class Voter:
+    """A model made ready to vote: a copy in evaluation mode, cut and compiled once for each shape of inputs.
+
+    Noise is not part of it. Each call of `counters` draws its own bank, which lives as long as that call: inputs that were
+    chosen after the noise was known would have no certificate.
+    """
+
+    def __init__(self, model: nn.Module, sigma: float, batch: int | None = None) -> None:
+        self.sigma, self.batch = sigma, batch
+        self.model = voting_copy(model)
+        self.device = device_of(self.model)
+        self._checked: set[tuple[int, ...]] = set()
+        self._prepared: dict[tuple[int, ...], _Prepared] = {}
+        self._one_at_a_time = threading.Lock()
+
+    @contextlib.contextmanager
+    def counters(
+        self, x: Tensor, key: bytes, votes: dict[Purpose, int], *, fresh_noise: bool = False
+    ) -> Iterator[list[Counter]]:
+        """The counters for the inputs `x`, one a worker: from a bank where the model can be cut, else with fresh noise."""
+        with torch.inference_mode():
+            self._check(x)
+            counters = None if fresh_noise else self._from_a_bank(x, key, votes)
+            if counters is None:
+                workers = range(worker_count(self.device))
+                counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch) for _ in workers]
+            yield counters
+
+    def _check(self, x: Tensor) -> None:
+        """Once for each shape: the model must take such inputs, answer logits, and keep the noisy copies apart."""
+        shape = tuple(x.shape[1:])
+        with self._one_at_a_time:
+            if shape not in self._checked:
+                require_logits(self.model, x[:1].to(self.device))
+                refuse_mixing_voters(self.model, shape)
+                self._checked.add(shape)
+
+    def _from_a_bank(self, x: Tensor, key: bytes, votes: dict[Purpose, int]) -> list[Counter] | None:
+        prepared = self._ready_for(x)
+        cut = prepared.cut
+        layout = channels_last if prepared.rest is None else torch.Tensor.contiguous
+        bank = None if cut is None else draw_bank(cut, self.sigma, key, votes, tuple(x.shape[1:]), self.device, layout)
+        if cut is None or bank is None:
+            return None
+        workers = range(worker_count(self.device))
+        return [BankVotes(copy.deepcopy(cut), bank, self.sigma, self.batch, prepared.rest) for _ in workers]
+
+    def _ready_for(self, x: Tensor) -> _Prepared:
+        """What was prepared for such inputs; without the cut where it is not the same model for these very inputs."""
+        shape = tuple(x.shape[1:])
+        with self._one_at_a_time:
+            known = self._prepared.get(shape)
+            if known is None:
+                known = self._prepared[shape] = self._prepare(x)
+            elif known.cut is not None and not cut_is_the_same(known.cut, known.whole, x, self.sigma):
+                return _Prepared(known.whole, None, None)
+            return known
+
+    def _prepare(self, x: Tensor) -> _Prepared:
+        cut = split(self.model, x, self.sigma)
+        rest = compile_rest(cut, cut.features(x[:1].to(self.device))) if cut is not None and self.device.type == "cpu" else None
+        return _Prepared(each_row_alone(self.model, tuple(x.shape[1:])), cut, rest)
+
+
 def voting(
     model: nn.Module,
     x: Tensor,
@@ -139,20 +219,6 @@ def voting(
     votes: dict[Purpose, int],
     fresh_noise: bool = False,
     batch: int | None = None,
-) -> Iterator[list[Counter]]:
-    """The counters for a sweep, one a worker: from a bank where the model can be cut, else with fresh noise."""
-    with evaluating(model) as voter:
-        device = device_of(voter)
-        workers = worker_count(device)
-        require_logits(voter, x[:1].to(device))
-        input_shape = tuple(x.shape[1:])
-        refuse_mixing_voters(voter, input_shape)
-        cut = None if fresh_noise else split(voter, x[:PROBED].to(device), sigma)
-        rest = compile_rest(cut, cut.features(x[:1])) if cut is not None and device.type == "cpu" else None
-        layout = channels_last if rest is None else torch.Tensor.contiguous
-        bank = None if cut is None else draw_bank(cut, sigma, key, votes, input_shape, device, layout)
-        if cut is None or bank is None:
-            counters: list[Counter] = [FreshVotes(copy.deepcopy(voter), sigma, key, batch) for _ in range(workers)]
-        else:
-            counters = [BankVotes(copy.deepcopy(cut), bank, sigma, batch, rest) for _ in range(workers)]
-        yield counters
+) -> contextlib.AbstractContextManager[list[Counter]]:
+    """The counters of a model that is used for one call only."""
+    return Voter(model, sigma, batch).counters(x, key, votes, fresh_noise=fresh_noise)

@@ -1,12 +1,17 @@
 """Options that several commands share."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..models.factory import Factory
+    from ..runs.open import OpenRun
 
 Source = Annotated[
     str | None,
@@ -29,6 +34,20 @@ Seed = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/<dataset>-<method>")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps ...", show_default="cpu")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FACTORY",
+        help="Custom model: factory(input_shape, classes) returns an nn.Module. Also a packaged name.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.npz|DIR", help="Custom data: arrays, or train/CLASS/*.png and test/CLASS/*.png.", show_default=False
+    ),
+]
 Examples = Annotated[
     str | None,
     typer.Option(
@@ -57,9 +76,28 @@ def examples_of(text: str | None) -> int | str | None:
     raise ConfigError(f"--examples is {text!r}, must be a whole number of at least 1, or all")
 
 
+def factory_of(model: str | None) -> "Factory | None":
+    """The factory behind ``--model``; None where it is not given or names a packaged model."""
+    from ..models.factory import import_factory, is_factory_name
+
+    return import_factory(model) if model is not None and is_factory_name(model) else None
+
+
+@contextlib.contextmanager
+def opened(run: Path, model: str | None, data: Path | None, device: str | None) -> "Iterator[OpenRun]":
+    """A finished run, with a progress bar for data that have to be fetched."""
+    from ..runs.open import open_run
+    from ._show import progress_bar
+
+    with progress_bar("data", "bytes") as fetching:
+        yield open_run(run, factory_of(model), data, device=device or "cpu", data_progress=fetching)
+
+
 def assignments(
     set_: list[str] | None,
     *,
+    model: str | None = None,
+    data: Path | None = None,
     sigma: float | None,
     epsilon: float | None,
     delta: float | None,
@@ -69,9 +107,10 @@ def assignments(
 ) -> Mapping[str, Any]:
     """The options as config keys; ``--set`` is the last word."""
     from ..runs.config import parse_assignment
-    from ..runs.run import seed_everything_visible
+    from ..runs.resolve import seed_everything_visible
 
     given: dict[str, Any] = {"method.sigma": sigma, "privacy.epsilon": epsilon, "privacy.delta": delta, "train.device": device}
+    given |= {"model.name": model, "data.path": None if data is None else str(data)}
     chosen = {key: value for key, value in given.items() if value is not None} | seed_everything_visible(seed)
     if examples is not None:
         chosen["certify.examples"] = examples_of(examples)

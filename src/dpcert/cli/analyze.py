@@ -17,6 +17,8 @@ def analyze(
         str | None, typer.Option(help="Layer whose features are looked at.", show_default="what feeds the last linear one")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.", show_default="64 on a CPU")] = None,
+    model: o.Model = None,
+    data: o.Data = None,
     device: o.Device = None,
 ) -> None:
     """Input-gradient norm, input-Hessian norm and local Lipschitz constant of each certified image, beside its radius.
@@ -27,8 +29,8 @@ def analyze(
     from ._show import print_table, progress_bar
 
     request = own.AnalyzeRequest(o.examples_of(examples), seed, layer, batch)
-    with progress_bar("data", "bytes") as fetching, progress_bar("analyze", "images") as analysing:
-        found = own.analyze(run, request, device or "cpu", analysing, fetching)
+    with o.opened(run, model, data, device) as loaded, progress_bar("analyze", "images") as analyzing:
+        found = own.analyze(loaded, request, analyzing)
     print_table(own.HEADINGS, own.summary(found.rows), f"{len(found.rows)} images; correlation with the certified radius (L2)")
     print_table(*own.splits(found.rows))
     typer.echo(f"Hessian residual at most {max(row.hessian_residual for row in found.rows):.2g}; features: {found.layer}")

@@ -26,6 +26,8 @@ def attack(
     steps: Annotated[int | None, typer.Option(help="Steps of PGD.", show_default="20")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of starts and noise.")] = 0,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.", show_default="128 on a CPU")] = None,
+    model: o.Model = None,
+    data: o.Data = None,
     device: o.Device = None,
     again: Annotated[bool, typer.Option("--again", help="Replace rows of other steps, starts or examples.")] = False,
 ) -> None:
@@ -34,12 +36,24 @@ def attack(
     Example:  dpcert attack runs/mnist-dp-gaussian --attack pgd-l2 --smoothed
     """
     from ..runs import attack as own
+    from ..runs.resolve import read_config
     from ._show import print_table, progress_bar
 
-    names = tuple(attacks or ("fgsm",))
-    request = own.request_of(run, names, strengths, steps, starts, smoothed, sigma, n, o.examples_of(examples), seed, batch)
-    with progress_bar("data", "bytes") as fetching, progress_bar("attack", "images") as attacking:
-        found = own.run_attacks(run, request, device or "cpu", attacking, fetching, again=again)
+    request = own.request_for(
+        read_config(run),
+        tuple(attacks or ("fgsm",)),
+        None if strengths is None else own.numbers(strengths),
+        steps=steps,
+        starts=starts,
+        smoothed=smoothed,
+        sigma=sigma,
+        votes=n,
+        examples=o.examples_of(examples),
+        seed=seed,
+        batch=batch,
+    )
+    with o.opened(run, model, data, device) as loaded, progress_bar("attack", "images") as attacking:
+        found = own.run_attacks(loaded, request, attacking, again=again)
     print_table(own.HEADINGS, own.summary(found))
     for line in found.contradictions:
         typer.echo(f"warning: {line}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,7 +9,8 @@ import typer
 from . import _options as o
 
 if TYPE_CHECKING:
-    from ..runs.run import CertifyRequest
+    from ..runs.certify import CertifyRequest
+    from ..runs.loaded import LoadedRun
 
 
 def certify(
@@ -34,6 +34,8 @@ def certify(
         bool, typer.Option("--simultaneous", help="Divide alpha by the number of images: all certificates hold together.")
     ] = False,
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
+    model: o.Model = None,
+    data: o.Data = None,
     device: o.Device = None,
 ) -> None:
     """Certify evenly spread test images; more --examples extend what is there, fewer change nothing.
@@ -43,24 +45,26 @@ def certify(
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
     from ..certification.sweep import Request
-    from ..runs.run import CertifyRequest, read_config
+    from ..runs.certify import CertifyRequest
+    from ..runs.resolve import read_config
 
     chosen = read_config(run).certification_sigma if sigma is None else sigma
     how = Request(chosen, n0, n, alpha, fresh_noise, skip_misclassified)
     request = CertifyRequest(how, o.examples_of(examples), seed, split, simultaneous)
-    if radius is None:
-        certify_and_tell(run, request, device or "cpu")
-    else:
-        decide_and_tell(run, request, radius, device or "cpu")
+    with o.opened(run, model, data, device) as loaded:
+        if radius is None:
+            certify_and_tell(loaded, request)
+        else:
+            decide_and_tell(loaded, request, radius)
 
 
-def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
+def certify_and_tell(run: LoadedRun, request: CertifyRequest) -> None:
     """Certify with a progress bar and print the average certified radius."""
-    from ..runs import run as experiment
+    from ..runs import certify as runs
     from ._show import progress_bar
 
-    with progress_bar("data", "bytes") as fetching, progress_bar("certify", "images") as certifying:
-        figures = experiment.certify(run, request, device, certifying, fetching)
+    with progress_bar("certify", "images") as certifying:
+        figures = runs.certify(run, request, certifying)
     low, high = figures["acr_interval"]
     interval = "" if high is None else f" (95 % interval {low:.3f} to {high:.3f})"
     typer.echo(
@@ -69,7 +73,7 @@ def certify_and_tell(run: Path, request: CertifyRequest, device: str) -> None:
     )
     _tell_what_is_kept(request, figures)
     typer.echo(_what_alpha_is(figures, request.how.alpha, "certificate"))
-    typer.echo(f"certificates: {run / figures['file']}")
+    typer.echo(f"certificates: {run.path / figures['file']}")
 
 
 def _tell_what_is_kept(request: CertifyRequest, figures: dict[str, Any]) -> None:
@@ -84,13 +88,13 @@ def _what_alpha_is(figures: dict[str, Any], alpha: float, thing: str) -> str:
     return f"each {thing} holds on its own with probability at least 1 - {alpha:g}"
 
 
-def decide_and_tell(run: Path, request: CertifyRequest, radius: float, device: str) -> None:
+def decide_and_tell(run: LoadedRun, request: CertifyRequest, radius: float) -> None:
     """Decide robustness at one radius with a progress bar and print the share and the votes saved."""
-    from ..runs import run as experiment
+    from ..runs import certify as runs
     from ._show import progress_bar
 
-    with progress_bar("data", "bytes") as fetching, progress_bar("decide", "images") as deciding:
-        found = experiment.decide(run, request, radius, device, deciding, fetching)
+    with progress_bar("decide", "images") as deciding:
+        found = runs.decide(run, request, radius, deciding)
     low, high = found["certified_accuracy_interval"]
     share = found["votes"] / found["votes_of_certify"]
     typer.echo(
@@ -102,4 +106,4 @@ def decide_and_tell(run: Path, request: CertifyRequest, radius: float, device: s
         f"{found['votes']} votes, {100 * share:.2f} % of CERTIFY's {found['votes_of_certify']}; "
         f"{_what_alpha_is(found, request.how.alpha, 'answer')}, whenever it stopped"
     )
-    typer.echo(f"rows: {run / found['file']}")
+    typer.echo(f"rows: {run.path / found['file']}")

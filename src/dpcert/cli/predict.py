@@ -16,6 +16,8 @@ def predict(
     sigma: Annotated[float | None, typer.Option(help="Smoothing noise.", show_default="the run's")] = None,
     n: Annotated[int, typer.Option(help="Votes that bound the probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that an answer is wrong.")] = 0.001,
+    model: o.Model = None,
+    data: o.Data = None,
     device: o.Device = None,
 ) -> None:
     """The smoothed class and certified L2 radius of your own images, or "abstain"; always with fresh noise.
@@ -26,5 +28,15 @@ def predict(
     from ._show import print_table, progress_bar
 
     with progress_bar("predict", "images") as progress:
-        rows = own.predict_files(run, files, sigma=sigma, n=n, alpha=alpha, device=device or "cpu", progress=progress)
+        rows = own.predict_files(
+            run,
+            files,
+            sigma=sigma,
+            n=n,
+            alpha=alpha,
+            device=device or "cpu",
+            model=o.factory_of(model),
+            data=data,
+            progress=progress,
+        )
     print_table(("file", "class", "certified radius (L2)", "probability at least"), rows)

@@ -9,7 +9,7 @@ def presets() -> None:
     Example:  dpcert run mnist/dp-gaussian --sigma 0.25
     """
     from ..runs import presets as p
-    from ..runs.run import resolve
+    from ..runs.resolve import resolve
     from ._show import print_table
 
     configs = {name: resolve(name, {}) for name in p.names()}

@@ -1,13 +1,11 @@
 """``dpcert report``."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from ..report.tables import RunFacts
+from . import _options as o
 
 
 def report(
@@ -15,6 +13,7 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Also write a self-contained page.", show_default=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.", show_default=False)] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures as SVG and PNG.", show_default=False)] = None,
+    data: o.Data = None,
 ) -> None:
     """A table of one or more runs, and one page with all that is known of them; made from rows only.
 
@@ -23,6 +22,7 @@ def report(
     from ..paper.comparison import figures_of
     from ..report.html import write_report
     from ..report.tables import HEADINGS, as_markdown, read_run, summary
+    from ..runs.page import with_images
     from ..store.durable import write_atomically
     from ._show import print_table
 
@@ -31,20 +31,7 @@ def report(
     if markdown is not None:
         write_atomically(markdown, as_markdown(HEADINGS, summary(facts, figures_of)).encode())
     if html is not None or figures is not None:
-        write_report(_with_images(facts) if html is not None else facts, html, figures, figures_of)
+        write_report(with_images(facts, data) if html is not None else facts, html, figures, figures_of)
     for name, path in (("table", markdown), ("figures", figures), ("report", html)):
         if path is not None:
             typer.echo(f"{name}: {path}")
-
-
-def _with_images(runs: "list[RunFacts]") -> "list[RunFacts]":
-    """The runs with the images their certificates are about: the report reads rows only and loads no data set."""
-    from ..runs.images import TestImages
-
-    loader, found = TestImages(), []
-    for run in runs:
-        if run.main is not None:
-            images, reason = loader.of(run.path, run.main.figures["file"])
-            run = replace(run, images=images, no_images=reason)
-        found.append(run)
-    return found

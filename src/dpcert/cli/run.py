@@ -10,6 +10,8 @@ def run(
     delta: o.Delta = None,
     seed: o.Seed = None,
     out: o.Out = None,
+    model: o.Model = None,
+    data: o.Data = None,
     examples: o.Examples = None,
     device: o.Device = None,
     set_: o.Set = None,
@@ -18,15 +20,19 @@ def run(
 
     Example:  dpcert run fashion-mnist/dp-gaussian --sigma 0.25 --examples 1000
     """
-    from ..runs import run as experiment
+    from ..runs.certify import request_of
+    from ..runs.resolve import default_out, resolve
     from ..store.runs import FIGURES, REPORT
     from .certify import certify_and_tell
     from .report import report
     from .train import train_and_tell
 
-    chosen = o.assignments(set_, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples)
-    config = experiment.resolve(source, chosen)
-    folder = out or experiment.default_out(config)
-    train_and_tell(config, folder)
-    certify_and_tell(folder, experiment.request_of(config), config.train.device)
-    report([folder], html=folder / REPORT, figures=folder / FIGURES)
+    chosen = o.assignments(
+        set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
+    )
+    config = resolve(source, chosen)
+    folder = out or default_out(config)
+    train_and_tell(config, folder, o.factory_of(model))
+    with o.opened(folder, model, data, config.train.device) as loaded:
+        certify_and_tell(loaded, request_of(config))
+    report([folder], html=folder / REPORT, figures=folder / FIGURES, data=data)

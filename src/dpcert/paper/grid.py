@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from ..methods import METHODS
 from ..runs import presets
 from ..runs.config import Config
-from ..runs.run import resolve
+from ..runs.resolve import resolve
 from . import targets
 from .published import BASELINES, COMPARED, SIGMAS
 

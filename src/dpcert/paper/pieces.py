@@ -10,7 +10,7 @@ from ..certification.metrics import is_about
 from ..errors import ConfigError, LedgerError, RunError
 from ..privacy.ledger import Ledger
 from ..runs.config import differences
-from ..runs.run import read_config
+from ..runs.resolve import read_config
 from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
 from ..store.records import AttackRow, SampleRow, read_rows
 from ..store.runs import CERTIFICATES, RunDirectory, rows_stem

@@ -20,10 +20,11 @@ from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, rows_so_far
 from ..store.records import METRICS, SampleRow
-from ..store.runs import SAMPLES, RunDirectory
+from ..store.runs import SAMPLES
 from ..workers import parallel_map, worker_count
 from .certified import Certification, main_certification
-from .run import LoadedRun, images_sha256, load_data, load_run, read_config
+from .identity import images_sha256
+from .loaded import LoadedRun
 from .sidecar import check_or_write_sidecar
 
 HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
@@ -62,22 +63,16 @@ class Analysis:
     layer: str
 
 
-def analyze(
-    path: Path, request: AnalyzeRequest, device: str = "cpu", progress: Progress = silent, data_progress: Progress = silent
-) -> Analysis:
+def analyze(run: LoadedRun, request: AnalyzeRequest, progress: Progress = silent) -> Analysis:
     """The three metrics of the certified test images, a row each in samples.tsv; images already there are not done again."""
-    directory = RunDirectory(path)
-    directory.require(directory.config, directory.ledger, directory.model)
-    data = load_data(read_config(path), data_progress)
-    run = load_run(path, data.input_shape, data.classes or 0, device)
-    certified = main_certification(directory, run.model_sha256, data.x_test, data.y_test)
-    indices = request.chosen(sorted(certified.rows), len(data.x_test), path)
+    data = run.data
+    certified = main_certification(run.directory, run.model_sha256, data.x_test, data.y_test)
+    indices = request.chosen(sorted(certified.rows), len(data.x_test), run.path)
     analysts = _analysts(run, request, data.x_test[0])
-    with directory.locked():
-        file = path / SAMPLES
-        check_or_write_sidecar(
-            file, _facts(run, request, certified, analysts[0].layer, images_sha256(data.x_test, data.y_test))
-        )
+    with run.directory.locked():
+        file = run.path / SAMPLES
+        images = images_sha256(data.x_test, data.y_test)
+        check_or_write_sidecar(file, _facts(run, request, certified, analysts[0].layer, images))
         _refuse_other_certificates(file, certified)
         rows = append_missing_rows(
             SampleRow,

@@ -13,7 +13,7 @@ from ..progress import Progress, silent
 from ..store.runs import RunDirectory
 from ..training.loop import Run, Settings, fit
 from .config import Config, MethodConfig, parse
-from .run import train_in
+from .training import train_in
 
 
 def train(

@@ -18,9 +18,12 @@ from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, drop, rows_so_far
 from ..store.records import AttackRow
-from ..store.runs import ATTACKS, RunDirectory
+from ..store.runs import ATTACKS
 from .certified import Certification, certification_at
-from .run import DEFAULT_EXAMPLES, LoadedRun, images_sha256, load_data, load_run, read_config
+from .certify import DEFAULT_EXAMPLES
+from .config import Config
+from .identity import images_sha256
+from .loaded import LoadedRun
 from .sidecar import check_or_write_sidecar, recorded_facts
 
 BASE, SMOOTHED = "base", "smoothed"
@@ -70,32 +73,31 @@ def _as_written(value: float) -> float:
     return float(f"{value:g}")
 
 
-def request_of(
-    path: Path,
+def request_for(
+    config: Config,
     names: tuple[str, ...],
-    strengths: str | None,
-    steps: int | None,
-    starts: int | None,
-    smoothed: bool,
-    sigma: float | None,
-    votes: int,
-    examples: int | str | None,
-    seed: int,
+    strengths: tuple[float, ...] | None = None,
+    *,
+    steps: int | None = None,
+    starts: int | None = None,
+    smoothed: bool = False,
+    sigma: float | None = None,
+    votes: int = 1000,
+    examples: int | str | None = None,
+    seed: int = 0,
     batch: int | None = None,
 ) -> AttackRequest:
-    """What the options of the command ask for."""
+    """What plain arguments ask for; what is not given is the run's own, or usual."""
     if not smoothed and sigma is not None:
         raise ConfigError(f"--sigma is {sigma:g}, the base model has no smoothing noise; add --smoothed")
-    given = None if strengths is None else _numbers(strengths)
     kinds = [attack(name, steps, starts) for name in dict.fromkeys(names)]
-    chosen = tuple((how, STRENGTHS[how.name] if given is None else given) for how in kinds)
-    smoothing = None
-    if smoothed:
-        smoothing = Smoothing(read_config(path).certification_sigma if sigma is None else sigma, votes=votes)
+    chosen = tuple((how, STRENGTHS[how.name] if strengths is None else tuple(strengths)) for how in kinds)
+    smoothing = Smoothing(config.certification_sigma if sigma is None else sigma, votes=votes) if smoothed else None
     return AttackRequest(chosen, smoothing, examples, seed, batch)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def numbers(text: str) -> tuple[float, ...]:
+    """``0.1,0.5`` as numbers."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
@@ -128,31 +130,20 @@ class Attacked:
         ]
 
 
-def run_attacks(
-    path: Path,
-    request: AttackRequest,
-    device: str = "cpu",
-    progress: Progress = silent,
-    data_progress: Progress = silent,
-    *,
-    again: bool = False,
-) -> Attacked:
+def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = silent, *, again: bool = False) -> Attacked:
     """Accuracy of evenly spread test images under attack, a row each in attacks.tsv; rows that are there are not done again.
 
     Rows that were made with other steps, starts or images are refused, or with `again` replaced.
     """
-    directory = RunDirectory(path)
-    directory.require(directory.config, directory.ledger, directory.model)
-    data = load_data(read_config(path), data_progress)
+    data = run.data
     examples = request.count(len(data.x_test))
     require_subset(len(data.x_test), examples)
-    run = load_run(path, data.input_shape, data.classes or 0, device)
     indices = even_subset(len(data.x_test), examples)
     images = Images(data.x_test[indices], data.y_test[indices], indices)
     sigma = None if request.smoothing is None else request.smoothing.sigma  # no certificate is about the base model
-    certified = certification_at(directory, sigma, run.model_sha256, data.x_test, data.y_test)
-    with directory.locked():
-        file = path / ATTACKS
+    certified = certification_at(run.directory, sigma, run.model_sha256, data.x_test, data.y_test)
+    with run.directory.locked():
+        file = run.path / ATTACKS
         other = _of_other_images(file, len(data.x_test))
         if not other or again:
             check_or_write_sidecar(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))

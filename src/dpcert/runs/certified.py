@@ -14,7 +14,8 @@ from ..store.opened import open_metrics, open_rows, open_settings
 from ..store.public import PublicFiles, read_directory
 from ..store.records import CertificateRow
 from ..store.runs import RunDirectory
-from .run import images_sha256, read_config
+from .identity import images_sha256
+from .resolve import read_config
 
 
 @dataclass(frozen=True)

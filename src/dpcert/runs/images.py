@@ -4,11 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.dataset import Dataset
 from ..data.registry import SOURCES, missing_files
 from ..errors import DpcertError
-from ..store.durable import sha256_hex
+from .certify import read_facts
 from .config import Config
-from .run import load_data, read_config, read_facts
+from .identity import images_sha256
+from .resolve import read_config
+from .sources import data_for
 
 
 class TestImages:
@@ -16,7 +19,8 @@ class TestImages:
 
     __test__ = False  # its name is not meant for pytest
 
-    def __init__(self) -> None:
+    def __init__(self, given: Dataset | Path | str | None = None) -> None:
+        self._given = given
         self._loaded: dict[str, tuple[np.ndarray, str] | str] = {}
 
     def of(self, run: Path, certificates: str) -> tuple[np.ndarray | None, str]:
@@ -27,7 +31,7 @@ class TestImages:
         config = read_config(run)
         key = config.data.model_dump_json()
         if key not in self._loaded:
-            self._loaded[key] = _load(config)
+            self._loaded[key] = _load(config, self._given)
         found = self._loaded[key]
         if isinstance(found, str):
             return None, found
@@ -47,16 +51,15 @@ def _certified_images(rows: Path) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-def _load(config: Config) -> tuple[np.ndarray, str] | str:
-    if config.data.path and not Path(config.data.path).is_file():
+def _load(config: Config, given: Dataset | Path | str | None) -> tuple[np.ndarray, str] | str:
+    if given is None and config.data.path and not Path(config.data.path).exists():
         return "the file of the data set is not where config.toml says"
-    if not config.data.path and config.data.name not in SOURCES:
+    if given is None and not config.data.path and config.data.name not in SOURCES:
         return "the data set was given in Python"
-    if not config.data.path and missing_files(SOURCES[config.data.name]):
+    if given is None and not config.data.path and missing_files(SOURCES[config.data.name]):
         return "the data set is not on this machine (dpcert data fetch brings it)"
     try:
-        data = load_data(config)
+        data = data_for(config, given)
     except DpcertError:
         return "the data set on this machine cannot be read"
-    images: np.ndarray = data.x_test.numpy()
-    return images, sha256_hex(images.tobytes() + data.y_test.numpy().tobytes())
+    return data.x_test.numpy(), images_sha256(data.x_test, data.y_test)

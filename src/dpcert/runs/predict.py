@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..certification.sweep import certify
 from ..data.arrays import read_npy
 from ..data.dataset import LARGEST_IMAGE
 from ..errors import DataError
+from ..models.factory import Factory, Shape
 from ..privacy.ledger import Ledger
 from ..progress import Progress, silent
 from ..rounding import floor_text
 from ..shapes import channels_last, mismatch, transpose_advice
 from ..store.runs import RunDirectory
-from .inputs import Shape, recorded_classes, recorded_shape
-from .run import load_run, read_config
+from .open import open_run, recorded_shape
+from .resolve import read_config
 
 _LARGEST_PICTURE_BYTES = 1 << 26
 _PICTURES = ("PNG", "JPEG", "BMP", "PPM")  # no format whose reader starts another program
@@ -31,27 +31,20 @@ def predict_files(
     n: int,
     alpha: float,
     device: str = "cpu",
+    model: Factory | None = None,
+    data: Path | None = None,
     progress: Progress = silent,
 ) -> list[tuple[str, str, str, str]]:
     """File, class or "abstain", certified radius, lower bound of the class's probability; one row an image."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.ledger, directory.model)
-    config = read_config(path)
-    ledger = Ledger.load(directory.ledger)
-    shape = recorded_shape(directory, ledger)
+    shape = recorded_shape(read_config(path), Ledger.load(directory.ledger))
     images = [(name, image) for file in files for name, image in read_images(file, shape)]
     if shape is None:  # a run of an older version on data that are not here: the weights tell whether the images fit
         shape = _common_shape([image for _, image in images])
-    run = load_run(path, shape, recorded_classes(ledger), device)
-    found = certify(
-        run.model,
-        torch.stack([image for _, image in images]),
-        [-2] * len(images),
-        sigma=config.certification_sigma if sigma is None else sigma,
-        n=n,
-        alpha=alpha,
-        progress=progress,
-    )
+    run = open_run(path, model, data, device=device, input_shape=shape)
+    classifier = run.smoothed(sigma)
+    found = classifier.certify(torch.stack([image for _, image in images]), n=n, alpha=alpha, progress=progress)
     return [
         (name, "abstain" if p < 0 else str(p), "" if p < 0 else floor_text(radius, 4), floor_text(bound, 4))
         for (name, _), p, radius, bound in zip(

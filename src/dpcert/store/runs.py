@@ -5,6 +5,7 @@ import errno
 import math
 import os
 import shlex
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -113,7 +114,15 @@ class RunDirectory:
     def command_to_resume(self) -> str:
         """What to type to finish the training: the run's own config is its request, whatever options it was started with."""
         source = [str(self.config)] if self.config.is_file() else []
-        return shlex.join(["dpcert", "train", *source, "--out", str(self.path)])
+        return shlex.join(["dpcert", "train", *source, *self._custom_model(), "--out", str(self.path)])
+
+    def _custom_model(self) -> list[str]:
+        """The option that names a custom model: only what is typed is ever imported, so the user must type it again."""
+        try:
+            name = tomllib.loads(read_file(self.config).decode())["model"]["name"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, RunError):
+            return []
+        return ["--model", name] if isinstance(name, str) and ":" in name else []
 
     def store_key(self, key: bytes) -> None:
         """Keep the run key, readable by its owner only."""

@@ -113,6 +113,7 @@ def fit(
     directory: RunDirectory | None = None,
     labels: dict[str, str] | None = None,
     claim: Callable[[], str] | None = None,
+    identify: Callable[[nn.Module], dict[str, str]] | None = None,
     progress: Progress = silent,
 ) -> Run:
     """Train `model` in place, or go on where `directory` stopped; on a finished run only load it.
@@ -120,7 +121,8 @@ def fit(
     A model that has already seen some of the records in this process is charged for both trainings (`provenance`).
 
     Everything that can be wrong is checked before the ledger opens. `labels` are public facts for the model's header.
-    `claim` is called once the directory is ours; it writes the config there and returns its SHA-256.
+    `claim` is called once the directory is ours; it writes the config there and returns its SHA-256. `identify` gives more
+    public facts, about the trained model.
     """
     _check_settings(settings)
     device = choose_device(settings.device)
@@ -147,7 +149,7 @@ def fit(
         facts = {**(labels or {}), **({"config_sha256": claim()} if claim is not None else {})}
         if is_finished(directory):
             return _reload(directory, model, data, plan, settings, facts.get("config_sha256"))
-        return _fit_in(directory, model, data, method, settings, plan, optimizer, engines, facts, initial, progress)
+        return _fit_in(directory, model, data, method, settings, plan, optimizer, engines, facts, initial, identify, progress)
 
 
 def is_finished(directory: RunDirectory) -> bool:
@@ -166,6 +168,7 @@ def _fit_in(
     engines: tuple[Engine, ...],
     labels: dict[str, str],
     initial: dict[str, Any],
+    identify: Callable[[nn.Module], dict[str, str]] | None,
     progress: Progress,
 ) -> Run:
     resumed = load_checkpoint(directory, model, optimizer)
@@ -199,6 +202,7 @@ def _fit_in(
     facts["statement"] = canonical_json(statement.as_metrics())
     facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
     facts |= {"input_shape": canonical_json(list(data.input_shape)), "classes": str(plan.classes)}
+    facts |= {} if identify is None else identify(model)
     write_atomically(directory.curve, curve_file(points, plan, statement))
     write_atomically(directory.model, model_bytes(model, {**labels, **facts}))
     directory.forget_secrets()

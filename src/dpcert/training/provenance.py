@@ -30,9 +30,9 @@ _ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One training: which records, and what it charged for them (None: it was not private)."""
+    """One training: which records (None: not known, so perhaps any), and what it charged for them (None: not private)."""
 
-    records: np.ndarray
+    records: np.ndarray | None
     releases: tuple[GaussianSteps, ...] | None
 
     def __deepcopy__(self, memo: object) -> "Seen":
@@ -46,7 +46,7 @@ def initial_facts(model: nn.Module, images: Tensor) -> dict[str, Any]:
     """What the ledger's first line says about the initial weights."""
     history = _history(model)
     records = record_hashes(images) if history else np.empty(0, dtype=np.uint64)
-    again = [seen for seen in history if len(np.intersect1d(seen.records, records))]
+    again = [seen for seen in history if seen.records is None or len(np.intersect1d(seen.records, records))]
     if any(seen.releases is None for seen in again):
         return {"initial_weights": NOT_PRIVATE}
     earlier = [release for seen in again for release in seen.releases or ()]
@@ -57,9 +57,26 @@ def initial_facts(model: nn.Module, images: Tensor) -> dict[str, Any]:
 
 def remember(model: nn.Module, before: dict[str, bytes], images: Tensor, ledger: Ledger) -> None:
     """Note that `model`, whose tensors had the digests `before`, was trained on `images` as `ledger` says."""
+    _note(model, before, (*_history(model), Seen(record_hashes(images), _charged(ledger))))
+
+
+def remember_loaded(model: nn.Module, ledger: Ledger) -> None:
+    """Note that `model` holds the weights of a finished run, whose records may be any: training it further composes."""
+    if all(digest in _SEEN_BY_TENSOR for digest in tensor_digests(model).values()):
+        setattr(model, _ATTRIBUTE, ())
+        return  # these very weights were trained in this process: their records are known
+    private = why_not_private(ledger) is None
+    earlier = tuple(ledger.earlier) if private else ()
+    own = _charged(ledger) if private else None
+    _note(model, {}, (Seen(None, None if own is None else (*earlier, *own)),))
+
+
+def _charged(ledger: Ledger) -> tuple[GaussianSteps, ...] | None:
     private = why_not_private(ledger) in (None, SEEN_WITHOUT_PRIVACY)  # earlier trainings are in the history already
-    own = tuple(ledger.own_releases()) if private else None
-    history = (*_history(model), Seen(record_hashes(images), own))
+    return tuple(ledger.own_releases()) if private else None
+
+
+def _note(model: nn.Module, before: dict[str, bytes], history: tuple[Seen, ...]) -> None:
     setattr(model, _ATTRIBUTE, history)
     for name, digest in tensor_digests(model).items():
         if before.get(name) != digest:

@@ -1,15 +1,14 @@
-"""From a request to a run directory: train, certify, measure. Joins the parts and holds no maths."""
+"""From a finished run to certificates and their figures. Joins the parts and holds no maths."""
 
 import math
-import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from ..certification.bounds import confidence_interval
 from ..certification.metrics import (
@@ -21,177 +20,19 @@ from ..certification.metrics import (
     largest_radius,
     radii_to_show,
 )
-from ..certification.sweep import Request, certify_to_file, check_radius, decide_to_file, require_subset
-from ..data.dataset import Dataset, read_npz
-from ..data.registry import load_dataset
-from ..errors import LedgerError, RunError
-from ..methods import Method
-from ..models.registry import MODELS, build_model
-from ..privacy.ledger import Ledger
-from ..privacy.statement import Statement, recorded_versions, state
+from ..certification.sweep import Certificates, Request, certify_to_file, check_radius, decide_to_file, require_subset
+from ..errors import RunError
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
-from ..store.durable import read_checked_json, read_file, refuse_link, sha256_hex, write_atomically, write_checked_json
+from ..store.durable import read_checked_json, read_file, write_checked_json
 from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
-from ..store.records import AnyExampleRow, CertificateRow, RobustRow
-from ..store.runs import CERTIFICATES, ROBUST, RunDirectory, rows_stem
+from ..store.records import AnyExampleRow, CertificateRow, RobustRow, read_rows
+from ..store.runs import CERTIFICATES, ROBUST, rows_stem
 from ..training.curve import accuracy
-from ..training.loop import Run, choose_device, fit, is_finished
-from ..training.state import load_weights, read_model, require_made_with
-from . import presets
-from .config import Config, differences, override, parse, read_toml
-
-
-def resolve(source: str | None, assignments: Mapping[str, Any]) -> Config:
-    """A config from a preset's name or a TOML file, with single keys overridden."""
-    if source is not None and source.endswith(".toml"):
-        tables, origin = read_toml(Path(source)), source
-    else:
-        origin = presets.DEFAULT if source is None else source
-        sigma = assignments.get("method.sigma")
-        tables = presets.tables(origin, sigma if isinstance(sigma, (int, float)) else None)
-    return parse(override(tables, assignments), origin)
-
-
-def default_out(config: Config) -> Path:
-    """``runs/<dataset>-<method>``."""
-    return Path("runs") / f"{dataset_name(config)}-{config.method.name}"
-
-
-def dataset_name(config: Config) -> str:
-    """The data set's name: that of its file for a data set of one's own."""
-    return Path(config.data.path).stem if config.data.path else config.data.name
-
-
-def read_config(path: Path) -> Config:
-    """The config of a run directory."""
-    directory = RunDirectory(path)
-    directory.require(directory.config)
-    return _stored_config(directory)
-
-
-def _stored_config(directory: RunDirectory) -> Config:
-    refuse_link(directory.config)
-    return parse(read_toml(directory.config), str(directory.config))
-
-
-def load_data(config: Config, progress: Progress = silent) -> Dataset:
-    """The data set of a config, with the validation records set aside."""
-    size, classes = config.data.size, config.data.classes
-    if config.data.path:
-        data = read_npz(Path(config.data.path), size=size, classes=classes)
-    else:
-        data = load_dataset(config.data.name, size=size, classes=classes, progress=progress)
-    return data.holding_out(config.data.validation)
-
-
-def train(config: Config, out: Path, progress: Progress = silent, data_progress: Progress = silent) -> Run:
-    """Train in `out`, or go on there; on finished work only load it."""
-    method, directory = config.build_method(), RunDirectory(out)
-    _refuse_other_request(directory, config)
-    data = load_data(config, data_progress)
-    require_subset(len(data.x_test), request_of(config).count(len(data.x_test)))  # not after hours of training
-    seed = config.train.seed if config.train.seed is not None else secrets.randbits(62)
-    model = build_model(config.model.name, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
-    return train_in(directory, config, model, data, method, progress)
-
-
-def train_in(
-    directory: RunDirectory, config: Config, model: nn.Module, data: Dataset, method: Method, progress: Progress = silent
-) -> Run:
-    """`train` for a model, data and method that exist already."""
-    config = config.for_images(data.input_shape)
-    _refuse_other_request(directory, config)
-    began, finished_before = time.perf_counter(), directory.model.exists()
-
-    def claim() -> str:
-        if not directory.config.exists():
-            write_atomically(directory.config, config.to_toml().encode())
-        return sha256_hex(read_file(directory.config))
-
-    run = fit(
-        model,
-        data,
-        method,
-        config.settings(),
-        directory=directory,
-        claim=claim,
-        labels={"method": config.method.name, "dataset": data.name},
-        progress=progress,
-    )
-    if not (finished_before and directory.metrics.exists()):
-        _write_training_metrics(directory, method, run, data, time.perf_counter() - began)
-    return run
-
-
-def _refuse_other_request(directory: RunDirectory, config: Config) -> None:
-    directory.refuse_links()
-    if not directory.config.exists():
-        for file in (directory.model, directory.ledger):
-            if file.exists():
-                raise RunError(f"{directory.path} holds {file.name} but no config.toml; use another --out")
-        return
-    old = _stored_config(directory)
-    found = differences(old, config)
-    if not found:
-        return
-    why = "use another --out"
-    if directory.model.exists() and is_finished(directory):
-        why = (
-            "it is finished, its noise key is destroyed and its budget is spent: more steps would be a second release "
-            "of the same records; train anew with another --out"
-        )
-    raise RunError(f"{directory.path} holds a run of another request ({'; '.join(found)}); {why}")
-
-
-def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, data: Dataset, seconds: float) -> None:
-    metrics: dict[str, Any] = {
-        "dataset": data.name,
-        "method": method.name,
-        "sigma_train": method.views.sigma,
-        "clean_accuracy": None,
-        "privacy": run.statement.as_metrics(),
-        "certification": [],
-        "timing": {"train_seconds": round(seconds, 1)},
-    }
-    if data.held_out:  # who tunes looks at the held-out records; the test set is left alone until certification
-        metrics["validation_accuracy"] = accuracy(run.model, data.x_validation, data.y_validation)
-    else:
-        metrics["clean_accuracy"] = accuracy(run.model, data.x_test, data.y_test)
-    metrics["config_sha256"] = sha256_hex(read_file(directory.config))
-    write_checked_json(directory.metrics, metrics)
-
-
-@dataclass(frozen=True)
-class LoadedRun:
-    """A finished run, loaded and checked."""
-
-    directory: RunDirectory
-    config: Config
-    model: nn.Module
-    statement: Statement
-    model_sha256: str
-
-
-def load_run(path: Path, input_shape: tuple[int, int, int], classes: int, device: str = "cpu") -> LoadedRun:
-    """A finished run: its ledger is checked, and its model must have been made by that ledger."""
-    directory = RunDirectory(path)
-    directory.require(directory.config, directory.ledger, directory.model)
-    config = read_config(path)
-    ledger = Ledger.load(directory.ledger)
-    if not ledger.is_closed:
-        raise LedgerError(f"{path} is not finished; resume it with: {directory.command_to_resume}")
-    weights, facts = read_model(directory.model)
-    require_made_with(directory, facts, ledger, sha256_hex(read_file(directory.config)))
-    if config.model.name not in MODELS:
-        raise RunError(f"{path} holds a model of your own ({config.model.name}); certify it in Python with dpcert.certify")
-    model = build_model(config.model.name, input_shape=input_shape, classes=classes)
-    load_weights(model, weights, directory.model)
-    model.to(choose_device(device))
-    statement = state(ledger, recorded_versions(facts))
-    return LoadedRun(directory, config, model, statement, sha256_hex(read_file(directory.model)))
-
+from .config import Config
+from .identity import images_sha256
+from .loaded import LoadedRun
 
 DEFAULT_EXAMPLES = 500
 
@@ -240,62 +81,66 @@ class _Task:
     x: Tensor
     y: Tensor
     examples: int
-    data: Dataset
     request: CertifyRequest
 
 
-def _task(path: Path, request: CertifyRequest, device: str, data_progress: Progress) -> _Task:
-    directory = RunDirectory(path)
-    directory.require(directory.config, directory.ledger, directory.model)
-    data = load_data(read_config(path), data_progress)
+def _task(run: LoadedRun, request: CertifyRequest) -> _Task:
+    data = run.data
     if request.split == "validation" and not data.held_out:
-        raise RunError(f"{path} has no validation split; train with --set data.validation=10000")
+        raise RunError(f"{run.path} has no validation split; train with --set data.validation=10000")
     x, y = (data.x_validation, data.y_validation) if request.split == "validation" else (data.x_test, data.y_test)
     examples = request.count(len(x))
     require_subset(len(x), examples)
-    run = load_run(path, data.input_shape, data.classes or 0, device)
-    return _Task(run, x, y, examples, data, request.resolved(len(x)))
+    return _Task(run, x, y, examples, request.resolved(len(x)))
 
 
-def certify(
-    path: Path, request: CertifyRequest, device: str = "cpu", progress: Progress = silent, data_progress: Progress = silent
-) -> dict[str, Any]:
+def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent) -> dict[str, Any]:
     """Certificates for a run's test set (or validation split), and their figures in metrics.json."""
-    task = _task(path, request, device, data_progress)
+    task = _task(run, request)
     request = task.request
-    task.run.directory.require(task.run.directory.metrics)  # not after hours of votes
-    with task.run.directory.locked():
+    run.directory.require(run.directory.metrics)  # not after hours of votes
+    with run.directory.locked():
         file, key = _rows_file(task, request, CERTIFICATES)
         _refuse_rows_of_others(CertificateRow, file, even_subset(len(task.x), task.examples), request.how)
-        entries = read_metrics(task.run.directory.metrics)["certification"]
+        entries = read_metrics(run.directory.metrics)["certification"]
         published = next((entry for entry in entries if entry["file"] == file.name), None)
         kept = None if published is None else kept_indices(published, file, task.examples)
         least = task.examples if published is None else max(task.examples, published["examples"])
         indices = kept or indices_to_certify(CertificateRow, file, len(task.x), task.examples, least)
         held, began = read_file(file) if file.exists() else b"", time.perf_counter()
-        rows = certify_to_file(task.run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
+        rows = certify_to_file(run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
         entry = published if kept and published is not None else _figures(rows, task, file)
         _add_to_metrics(task, entry, None if read_file(file) == held else time.perf_counter() - began)
     return entry
 
 
-def decide(
-    path: Path,
-    request: CertifyRequest,
-    radius: float,
-    device: str = "cpu",
-    progress: Progress = silent,
-    data_progress: Progress = silent,
-) -> dict[str, Any]:
+def certificates_of(run: LoadedRun, entry: dict[str, Any]) -> Certificates:
+    """The certificates behind an entry of metrics.json, as tensors in the order of their images."""
+    rows = [row for row in read_rows(CertificateRow, run.path / entry["file"]) if is_about(entry, row.idx)]
+    rows.sort(key=lambda row: row.idx)
+    return Certificates(
+        predict=torch.tensor([row.predict for row in rows]),
+        radius=torch.tensor([row.radius for row in rows], dtype=torch.float64),
+        correct=torch.tensor([bool(row.correct) for row in rows]),
+        count=torch.tensor([-1 if row.count is None else row.count for row in rows]),
+        n=entry["n"],
+        p_lower=torch.tensor([row.p_lower for row in rows], dtype=torch.float64),
+        alpha=entry["alpha"],
+        simultaneous="together" in entry,
+        sigma=entry["sigma"],
+    )
+
+
+def decide(run: LoadedRun, request: CertifyRequest, radius: float, progress: Progress = silent) -> dict[str, Any]:
     """Answer "is it robust at `radius`?" for a run's test set; rows in robust-*.tsv."""
     check_radius(radius, request.how.sigma)
-    task = _task(path, request, device, data_progress)
+    task = _task(run, request)
     request = task.request
-    with task.run.directory.locked():
+    with run.directory.locked():
         file, key = _rows_file(task, request, ROBUST, radius)
         _refuse_rows_of_others(RobustRow, file, even_subset(len(task.x), task.examples), request.how)
         indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
-        rows = decide_to_file(task.run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
+        rows = decide_to_file(run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
     low, high = confidence_interval(sum(row.robust == 1 and row.correct == 1 for row in rows), len(rows))
     return {
         "radius": radius,
@@ -365,11 +210,6 @@ def _refuse_rows_of_others(kind: type[AnyExampleRow], file: Path, indices: list[
         )
 
 
-def images_sha256(x: Tensor, y: Tensor) -> str:
-    """Which images rows are about."""
-    return sha256_hex(x.numpy().tobytes() + y.numpy().tobytes())
-
-
 def read_facts(sidecar: Path) -> dict[str, Any]:
     """What stands beside a file of certificates: how they were made."""
     return read_checked_json(sidecar, what="certificate facts", remedy="delete it and its .tsv to certify again")
@@ -435,7 +275,7 @@ def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float | None) -
     before = read_metrics(path)
     metrics = {**before, "timing": dict(before["timing"])}
     if entry["split"] == "test" and metrics.get("clean_accuracy") is None:
-        metrics["clean_accuracy"] = accuracy(task.run.model, task.data.x_test, task.data.y_test)
+        metrics["clean_accuracy"] = accuracy(task.run.model, task.run.data.x_test, task.run.data.y_test)
     metrics["privacy"] = task.run.statement.as_metrics()
     others = [other for other in metrics["certification"] if other.get("file") != entry["file"]]
     metrics["certification"] = sorted([*others, entry], key=lambda e: (e["sigma"], e["n"], e["alpha"], e["file"]))
@@ -443,8 +283,3 @@ def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float | None) -
         metrics["timing"]["certify_seconds"] = round(seconds, 1)
     if metrics != before:
         write_checked_json(path, metrics)
-
-
-def seed_everything_visible(seed: int | None) -> dict[str, Any]:
-    """The assignments behind ``--seed``: initialisation and certification noise, never the DP noise."""
-    return {} if seed is None else {"train.seed": seed, "certify.seed": seed}

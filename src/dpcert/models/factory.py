@@ -1,0 +1,71 @@
+"""Custom models: ``package.module:factory``, imported only because a user typed its name."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ModelError
+
+Shape = tuple[int, int, int]
+Factory = Callable[[Shape, int], nn.Module]
+HOW_TO_NAME = "package.module:factory"
+
+
+def is_factory_name(name: str) -> bool:
+    """Whether a model's name says where to import it from; packaged models have no colon in theirs."""
+    return ":" in name
+
+
+def import_factory(name: str) -> Factory:
+    """The function behind ``package.module:factory``; modules of the current folder are found too.
+
+    Call this only with what the user typed on the command line. A name that was read from a file must never come here.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ModelError(f"--model is {name!r}, must be {HOW_TO_NAME}")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except ModuleNotFoundError as error:
+        raise ModelError(f"--model {name}: there is no module {error.name!r} here; check the name or PYTHONPATH") from error
+    except AttributeError as error:
+        raise ModelError(f"--model {name}: {error}; check the name after the colon") from error
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ModelError(f"--model {name}: importing it failed: {_in_one_line(error)}") from error
+    finally:
+        sys.path.remove(here)
+    if not callable(found):
+        raise ModelError(f"--model {name} is a {type(found).__name__}, must be a function of (input_shape, classes)")
+    return found  # type: ignore[no-any-return]
+
+
+def build_custom(factory: Factory, input_shape: Shape, classes: int, seed: int | None = None) -> nn.Module:
+    """What a factory returns; `seed` fixes the initialization without touching the global generator."""
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    try:
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            model = factory(input_shape, classes)
+    except Exception as error:  # whatever the user's function does
+        raise ModelError(
+            f"the model factory {name}({input_shape}, {classes}) failed: {_in_one_line(error)}; "
+            "it is called with (input_shape, classes)"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model factory {name} returned a {type(model).__name__}, must return an nn.Module")
+    return model
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

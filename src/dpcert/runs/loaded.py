@@ -1,0 +1,70 @@
+"""A finished run in memory."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from torch import nn
+
+from ..certification.sweep import SmoothedClassifier
+from ..data.dataset import Dataset
+from ..errors import DataError
+from ..models.factory import Shape
+from ..privacy.statement import Statement
+from ..progress import Progress, silent
+from ..shapes import mismatch
+from ..store.runs import RunDirectory
+from .config import Config
+from .identity import require_same_test_images
+from .sources import data_for
+
+
+class LoadedRun:
+    """A finished run: its model, its privacy statement, its data. What is done with it is in the modules next to this one."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: Config,
+        model: nn.Module,
+        statement: Statement,
+        model_sha256: str,
+        input_shape: Shape,
+        classes: int,
+        facts: Mapping[str, str],
+        data: Dataset | Path | str | None = None,
+        data_progress: Progress = silent,
+    ) -> None:
+        self.directory, self.config, self.model, self.statement = directory, config, model, statement
+        self.model_sha256, self.input_shape, self.classes = model_sha256, input_shape, classes
+        self._facts, self._given_data, self._data_progress = facts, data, data_progress
+
+    def __repr__(self) -> str:
+        return f"LoadedRun({str(self.path)!r}, {self.statement.short})"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.directory.path
+
+    @property
+    def epsilon(self) -> float:
+        """From the ledger; infinite when the run is not private."""
+        return self.statement.epsilon
+
+    @cached_property
+    def data(self) -> Dataset:
+        """The run's data set, read on first use; its shape, classes and test images must be those the run recorded."""
+        data = data_for(self.config, self._given_data, self._data_progress)
+        why = mismatch(data.input_shape, self.input_shape)
+        if why is not None:
+            raise DataError(f"the images of {data.name} do not fit {self.path}: the data {why}")
+        if (data.classes or 0) > self.classes:
+            raise DataError(f"the data have {data.classes} classes, {self.path} was trained for {self.classes}")
+        require_same_test_images(data, self._facts, str(self.path))
+        return data
+
+    def smoothed(self, sigma: float | None = None, *, fresh_noise: bool = False) -> SmoothedClassifier:
+        """The smoothed classifier of the run's model; `sigma` is the run's own unless given."""
+        chosen = self.config.certification_sigma if sigma is None else sigma
+        return SmoothedClassifier(self.model, chosen, fresh_noise=fresh_noise)

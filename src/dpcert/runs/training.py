@@ -1,0 +1,112 @@
+"""From a config to a trained run directory. Joins the parts and holds no maths."""
+
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..certification.sweep import require_subset
+from ..data.dataset import Dataset
+from ..errors import ModelError, RunError
+from ..methods import Method
+from ..models.factory import Factory, build_custom, is_factory_name
+from ..models.registry import build_model
+from ..progress import Progress, silent
+from ..store.durable import read_file, sha256_hex, write_atomically, write_checked_json
+from ..store.runs import RunDirectory
+from ..training.curve import accuracy
+from ..training.loop import Run, fit, is_finished
+from .certify import request_of
+from .config import Config, differences
+from .identity import facts_of
+from .resolve import stored_config
+from .sources import load_data
+
+
+def train(
+    config: Config, out: Path, progress: Progress = silent, data_progress: Progress = silent, *, factory: Factory | None = None
+) -> Run:
+    """Train in `out`, or resume there; on finished work only load it. A custom model comes from its `factory`."""
+    method, directory = config.build_method(), RunDirectory(out)
+    _refuse_other_request(directory, config)
+    if factory is None and is_factory_name(config.model.name):
+        raise ModelError(
+            f"model.name is {config.model.name!r}, a custom model; name it on the command line: --model {config.model.name}"
+        )
+    data = load_data(config, data_progress)
+    require_subset(len(data.x_test), request_of(config).count(len(data.x_test)))  # not after hours of training
+    seed = config.train.seed if config.train.seed is not None else secrets.randbits(62)
+    if factory is not None:
+        model = build_custom(factory, data.input_shape, data.classes or 0, seed)
+    else:
+        model = build_model(config.model.name, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
+    return train_in(directory, config, model, data, method, progress)
+
+
+def train_in(
+    directory: RunDirectory, config: Config, model: nn.Module, data: Dataset, method: Method, progress: Progress = silent
+) -> Run:
+    """`train` for a model, data and method that exist already."""
+    config = config.for_images(data.input_shape)
+    _refuse_other_request(directory, config)
+    began, finished_before = time.perf_counter(), directory.model.exists()
+
+    def claim() -> str:
+        if not directory.config.exists():
+            write_atomically(directory.config, config.to_toml().encode())
+        return sha256_hex(read_file(directory.config))
+
+    run = fit(
+        model,
+        data,
+        method,
+        config.settings(),
+        directory=directory,
+        claim=claim,
+        labels={"method": config.method.name, "dataset": data.name},
+        identify=lambda trained: facts_of(trained, data),
+        progress=progress,
+    )
+    if not (finished_before and directory.metrics.exists()):
+        _write_training_metrics(directory, method, run, data, time.perf_counter() - began)
+    return run
+
+
+def _refuse_other_request(directory: RunDirectory, config: Config) -> None:
+    directory.refuse_links()
+    if not directory.config.exists():
+        for file in (directory.model, directory.ledger):
+            if file.exists():
+                raise RunError(f"{directory.path} holds {file.name} but no config.toml; use another --out")
+        return
+    old = stored_config(directory)
+    changed = differences(old, config)
+    if not changed:
+        return
+    why = "use another --out"
+    if directory.model.exists() and is_finished(directory):
+        why = (
+            "it is finished, its noise key is destroyed and its budget is spent: more steps would be a second release "
+            "of the same records; train again with another --out"
+        )
+    raise RunError(f"{directory.path} holds a run of another request ({'; '.join(changed)}); {why}")
+
+
+def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, data: Dataset, seconds: float) -> None:
+    metrics: dict[str, Any] = {
+        "dataset": data.name,
+        "method": method.name,
+        "sigma_train": method.views.sigma,
+        "clean_accuracy": None,
+        "privacy": run.statement.as_metrics(),
+        "certification": [],
+        "timing": {"train_seconds": round(seconds, 1)},
+    }
+    if data.held_out:  # who tunes looks at the held-out records; the test set is left alone until certification
+        metrics["validation_accuracy"] = accuracy(run.model, data.x_validation, data.y_validation)
+    else:
+        metrics["clean_accuracy"] = accuracy(run.model, data.x_test, data.y_test)
+    metrics["config_sha256"] = sha256_hex(read_file(directory.config))
+    write_checked_json(directory.metrics, metrics)

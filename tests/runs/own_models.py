@@ -1,0 +1,52 @@
+"""Custom models that the tests of custom runs name on the command line."""
+
+import torch
+from torch import nn
+
+
+class Residual(nn.Module):
+    """A residual model for colour images of 16 x 16."""
+
+    activation = staticmethod(torch.relu)
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.stem = nn.Conv2d(input_shape[0], 4, 3, stride=2, padding=1)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 4 * 4, classes)
+
+    def forward(self, x):
+        x = self.activation(self.stem(x))
+        x = x + self.activation(self.conv(x))
+        return self.head(nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+class Impostor(Residual):
+    """The same tensors, another function of them."""
+
+    activation = staticmethod(torch.tanh)
+
+
+def residual(input_shape, classes):
+    return Residual(input_shape, classes)
+
+
+def impostor(input_shape, classes):
+    return Impostor(input_shape, classes)
+
+
+def wider(input_shape, classes):
+    model = Residual(input_shape, classes)
+    model.conv = nn.Conv2d(4, 4, 5, padding=2)
+    return model
+
+
+def raising(input_shape, classes):
+    raise RuntimeError("no such luck\nsecond line")
+
+
+def not_a_module(input_shape, classes):
+    return "a string"
+
+
+not_callable = 3
