@@ -9,8 +9,8 @@ import torch
 from dpcert.attacks.kinds import STRENGTHS
 from dpcert.certification.metrics import average_certified_radius, certified_accuracy, radii_to_show
 from dpcert.methods import METHODS
+from dpcert.paper.grid import Cell
 from dpcert.privacy.ledger import Ledger
-from dpcert.runs.grid import Cell
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, Row, SampleRow, header, text_of
 from dpcert.training.state import model_bytes
@@ -139,7 +139,7 @@ def radius_of(mean: float, sigma: float, count: int = 100, uncertified: float = 
 
 def whole_grid(results: Path, *, count: int = 100, worlds: dict[str, dict] | None = None) -> None:
     """All cells of all targets, in a world where every sentence of the paper holds; `worlds` changes single methods."""
-    from dpcert.runs.grid import DATASETS, TARGETS, needs_of
+    from dpcert.paper.grid import DATASETS, TARGETS, needs_of
 
     share = {
         "regular": 0.5,

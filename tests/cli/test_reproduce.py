@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpcert.cli import main
-from dpcert.runs.grid import TARGETS, Cell
+from dpcert.paper.grid import TARGETS, Cell
 from tests.grid_fakes import fake_run, radius_of
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -108,8 +108,8 @@ def test_wrong_folders_get_one_line(tmp_path, capsys):
 
 def test_failed_pieces_make_the_command_fail_at_the_end(tmp_path, capsys, monkeypatch):
     from dpcert.cli import _reproduce
-    from dpcert.runs.pieces import Piece
-    from dpcert.runs.reproduce import Failure
+    from dpcert.paper.pieces import Piece
+    from dpcert.paper.runner import Failure
 
     failure = Failure(Piece("train", Cell("mnist", "dpsgd"), 100), "the disk is on fire")
     monkeypatch.setattr(_reproduce, "do_missing", lambda asked, dry_run: [failure])

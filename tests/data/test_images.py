@@ -6,7 +6,6 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from dpcert.runs.identity import images_sha256
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,6 +14,7 @@ from dpcert.data import images as module
 from dpcert.data.dataset import Dataset
 from dpcert.data.images import Images, RowsInMemory, chunks, rows_between
 from dpcert.errors import DataError
+from dpcert.runs.identity import images_sha256
 from dpcert.training.provenance import record_hashes
 from dpcert.training.state import data_identity
 

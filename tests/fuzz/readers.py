@@ -19,6 +19,7 @@ from PIL import Image
 
 import dpcert
 from dpcert.data import cifar, dataset, idx
+from dpcert.paper.comparison import figures_of
 from dpcert.privacy.ledger import GENESIS, Ledger
 from dpcert.privacy.statement import state
 from dpcert.report.tables import Certified, RunFacts, summary
@@ -370,7 +371,7 @@ def _metrics_seeds(folder: Path) -> list[bytes]:
 def _read_metrics(path: Path) -> object:
     metrics = read_metrics(path)
     facts = RunFacts(path, metrics, "", [Certified(entry, []) for entry in metrics["certification"]])
-    return summary([facts]), facts.title
+    return summary([facts], figures_of), facts.title
 
 
 READERS: dict[str, Reader] = {

@@ -12,9 +12,10 @@ AVERAGING = "tests/training/test_averaging.py"
 AUDIT = "tests/privacy/test_audit.py"
 AUDIT_COMMAND = "tests/cli/test_audit.py"
 BANK = "tests/certification/test_bank.py"
-CLAIMS = "tests/report/test_claims.py"
+CLAIMS = "tests/paper/test_claims.py"
 CLIPPING = "tests/privacy/test_clipping.py"
 COMMANDS = "tests/cli/test_commands.py"
+COMPARISON = "tests/paper/test_comparison.py"
 CONFIG = "tests/runs/test_config.py"
 CORRELATE = "tests/analysis/test_correlate.py"
 CURVE = "tests/training/test_curve.py"
@@ -32,12 +33,12 @@ OWN_RUN = "tests/runs/test_analyze_and_attack.py"
 OPTIMIZERS = "tests/training/test_optimizers.py"
 PAGE = "tests/report/test_page.py"
 PARTS = "tests/training/test_parts.py"
-PIECES = "tests/runs/test_pieces.py"
+PIECES = "tests/paper/test_pieces.py"
 PRETRAIN = "tests/pretraining/test_pretrain.py"
 PROVENANCE = "tests/training/test_provenance.py"
 READERS = "tests/data/test_readers.py"
 REGISTRY = "tests/models/test_registry.py"
-REPRODUCTION = "tests/report/test_reproduction.py"
+REPRODUCTION = "tests/paper/test_reproduction.py"
 RESUME_ALL = "tests/training/test_resume_all.py"
 RNG = "tests/test_rng.py"
 ROUNDING = "tests/test_rounding.py"
@@ -50,7 +51,7 @@ STEP = "tests/training/test_step.py"
 SWEEP = "tests/certification/test_sweep.py"
 TABLES = "tests/report/test_tables.py"
 TRADE_OFF = "tests/privacy/test_tradeoff.py"
-VERDICTS = "tests/report/test_verdicts.py"
+VERDICTS = "tests/paper/test_verdicts.py"
 VERIFY = "tests/release/test_verify.py"
 
 WIDER = [
@@ -105,7 +106,7 @@ WIDER = [
         "the page joins metrics and certificates by place",
     ),
     Mutant(
-        "report/result_index.py",
+        "paper/result_index.py",
         "[(row, earned[row.idx]) for row in self.facts.samples if row.idx in earned]",
         "list(zip(self.facts.samples, earned.values(), strict=False))",
         (f"{CLAIMS}::test_samples_are_joined_with_the_certificates_of_the_sigma_asked_for",),
@@ -213,17 +214,17 @@ WIDER = [
     ),
     # report
     Mutant(
-        "report/verdicts.py",
+        "paper/verdicts.py",
         "np.std(self.each, ddof=1)",
         "np.std(self.each, ddof=0)",
         (f"{VERDICTS}::test_several_seeds_have_a_spread_beside_the_error",),
         "the spread of three seeds is a fifth too small",
     ),
     Mutant(
-        "report/words.py",
+        "paper/comparison.py",
         "[100 * low, 100 * high]",
         "[low, high]",
-        (f"{PAGE}::test_the_papers_figure_stands_against_our_interval",),
+        (f"{COMPARISON}::test_the_papers_figure_stands_against_our_interval",),
         "shares are compared with per cents",
     ),
     Mutant(
@@ -241,7 +242,7 @@ WIDER = [
         "radii of different alphas are compared",
     ),
     Mutant(
-        "report/claims.py",
+        "paper/claims.py",
         "order[max(0, place - 1) : place + 2]",
         "order[max(0, place - 1) : place + 1]",
         (f"{CLAIMS}::test_sweeps_can_fall",),
@@ -249,8 +250,8 @@ WIDER = [
     ),
     Mutant(
         "report/figures.py",
-        "axes.plot([0.25], [point[2]]",
-        "axes.plot([0.25], [point[0]]",
+        "axes.plot([0.25], [point.certified_accuracy]",
+        "axes.plot([0.25], [point.clean_accuracy]",
         (f"{FIGURES}::test_the_certified_curve_is_drawn_from_the_rows",),
         "the paper's clean accuracy is drawn as its certified one",
     ),
@@ -262,7 +263,7 @@ WIDER = [
         "the picture shows another noise than the model sees",
     ),
     Mutant(
-        "report/reproduction.py",
+        "paper/reproduction.py",
         "epsilon, delta = (max(float(privacy[key])",
         "epsilon, delta = (min(float(privacy[key])",
         (f"{REPRODUCTION}::test_the_rules_and_the_largest_budget_stand_under_the_table",),
@@ -386,14 +387,14 @@ WIDER = [
         "certify.sigma is ignored",
     ),
     Mutant(
-        "runs/pieces.py",
+        "paper/pieces.py",
         'is_papers(entry, sigma) and entry["examples"] >= examples',
         "is_papers(entry, sigma)",
         (f"{PIECES}::test_too_few_examples_are_certified_further",),
         "fewer images than asked for are taken as done",
     ),
     Mutant(
-        "runs/estimate.py",
+        "paper/estimate.py",
         "return max(sum(each) / jobs, max(each, default=0.0))",
         "return sum(each) / jobs",
         (f"{PIECES}::test_estimates_follow_what_was_measured",),

@@ -121,7 +121,7 @@ def test_twin_without_checksums_is_caught(run, capsys, monkeypatch):
 
 
 def test_reproduce_refuses_a_damaged_ledger_as_well(tmp_path, capsys):
-    from dpcert.runs.grid import Cell
+    from dpcert.paper.grid import Cell
     from tests.grid_fakes import fake_run
 
     cell = Cell("mnist", "dp-gaussian")

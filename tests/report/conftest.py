@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpcert.paper.comparison import figures_of
 from dpcert.report.html import render
 from dpcert.report.tables import read_run
 from dpcert.store.durable import sha256_hex, write_checked_json
@@ -75,15 +76,15 @@ def complete(tmp_path_factory):
 @pytest.fixture(scope="session")
 def page(complete):
     """The page of one run with every part, the images of the data set among them."""
-    from dpcert.cli.report import _with_images
+    from dpcert.runs.page import with_images
 
-    return render(_with_images([read_run(complete)]))
+    return render(with_images([read_run(complete)]), figures_of)
 
 
 @pytest.fixture(scope="session")
 def comparison(complete):
     """The page of three runs of which only one has every part."""
-    return render([read_run(path) for path in (complete, RUNS / "mnist-dpsgd", RUNS / "mnist-regular")])
+    return render([read_run(path) for path in (complete, RUNS / "mnist-dpsgd", RUNS / "mnist-regular")], figures_of)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpcert.paper.comparison import figures_of
 from dpcert.report.html import _drawings, render, write_report
 from dpcert.report.tables import read_run
 from dpcert.report.theme import SERIES, stroke
@@ -69,7 +70,7 @@ def test_many_runs_have_strokes_of_their_own():
 def test_the_certified_curve_is_drawn_from_the_rows():
     """The line of the figure against counts of the rows, at the radii it is drawn at."""
     facts = read_run(RUNS / "mnist-dp-gaussian")
-    figure = _drawings([("run", facts)])["certified_accuracy"].figure(legend=False)
+    figure = _drawings([("run", facts)], figures_of)["certified_accuracy"].figure(legend=False)
     line = figure.axes[0].lines[0]
     rows = facts.certified[0].rows
     for x, y in zip(*line.get_data(), strict=True):

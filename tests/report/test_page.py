@@ -13,6 +13,7 @@ import pytest
 
 from dpcert.certification.metrics import largest_radius
 from dpcert.methods import METHODS
+from dpcert.paper.comparison import figures_of
 from dpcert.report import words
 from dpcert.report.html import _drawings, render
 from dpcert.report.tables import read_run
@@ -163,10 +164,10 @@ def test_names_from_outside_stay_text():
 
 
 def test_the_same_facts_give_the_same_bytes(complete, page, tmp_path):
-    from dpcert.cli.report import _with_images
+    from dpcert.runs.page import with_images
 
     shutil.copytree(complete, tmp_path / "elsewhere")
-    moved = render(_with_images([read_run(tmp_path / "elsewhere")]))
+    moved = render(with_images([read_run(tmp_path / "elsewhere")]), figures_of)
     assert moved.replace(str(tmp_path / "elsewhere"), str(complete)) == page
 
 
@@ -289,23 +290,6 @@ def test_what_alpha_means_is_said_of_the_certificates_that_are_shown():
     assert largest_radius(f["n"], f["alpha"] / 500, f["sigma"]) < most
     assert f"cannot certify more than {math.ceil(1000 * c.radius.max()) / 1000:.3f}" in words.where_it_ends(c)
     assert "more than 1.600" in words.where_it_ends(c) and "more than 1.50" in words.where_it_ends(together)
-
-
-def test_the_papers_figure_stands_against_our_interval():
-    facts = read_run(RUNS / "mnist-dp-gaussian")
-    c = facts.certified[0]
-    for interval, word in (([1.0, 1.1], "above"), ([1.3, 1.4], "below"), ([1.2, 1.3], "within")):
-        other = replace(facts, certified=[replace(c, figures={**c.figures, "acr_interval": interval})])
-        assert f"average certified radius of 1.246 ({word} our 95 % interval)" in words.compared(other)
-    for share, word in (([0.93, 0.946], "above"), ([0.948, 0.96], "below"), ([0.946, 0.948], "within")):
-        intervals = {**c.figures["certified_accuracy_interval"], "0.25": share}
-        other = replace(facts, certified=[replace(c, figures={**c.figures, "certified_accuracy_interval": intervals})])
-        assert f"94.7 % certified at 0.25 ({word} our 95 % interval)" in words.compared(other)
-    other = replace(facts, metrics={**facts.metrics, "method": "dp-stability"})
-    assert "another formula" in words.compared(other) and "another formula" not in words.compared(facts)
-    assert "for this method and σ at ε = 3, δ = 1e-05 an average" in words.compared(facts)
-    unknown = replace(facts, metrics={**facts.metrics, "method": "own"})
-    assert words.compared(unknown) == "" and "Compared" not in words.in_words(unknown)
 
 
 # ------------------------------------------------------------------ several runs

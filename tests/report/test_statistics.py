@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from dpcert.analysis.correlate import drawn_groups
 from dpcert.certification.metrics import average_certified_radius
-from dpcert.report.result_index import Place, ResultIndex
-from dpcert.report.sample_claims import by_radius
+from dpcert.paper.grid import Cell
+from dpcert.paper.result_index import Place, ResultIndex
+from dpcert.paper.sample_claims import by_radius
 from dpcert.report.statistics import by_class, correlations, example_groups, gain, metric_and_radius, weakest
 from dpcert.report.tables import read_run
 from dpcert.runs.analyze import summary as analyze_summary
-from dpcert.runs.grid import Cell
 from dpcert.store.records import CertificateRow, SampleRow
 from tests.grid_fakes import fake_run, radius_of
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpcert.paper.grid import Cell
 from dpcert.report.html import render
 from dpcert.report.tables import read_run, summary
-from dpcert.runs.grid import Cell
 from dpcert.store.durable import write_checked_json
 from tests.grid_fakes import fake_run, radius_of
 
@@ -75,54 +75,6 @@ def test_samples_of_some_images_are_joined_by_their_index(dpsgd):
         found = replace(facts, samples=some).analysed
         assert [(row.idx, row.radius) for row in found] == [(row.idx, radius[row.idx]) for row in some]
     assert len(set(radius.values())) > 50  # a shift by one place would show
-
-
-# ------------------------------------------------------------------ the paper's figures beside ours
-
-
-@pytest.mark.parametrize(
-    ("written", "instead"),
-    [
-        ("epsilon = 3.0", "epsilon = 8.0"),
-        ("delta = 1e-05", "delta = 1e-04"),
-        ("copies = 2", "copies = 6"),
-        ("keep_original = true", "keep_original = false"),
-        ("sigma = 0.5", "sigma = 0.25"),
-        ('name = "mnist"', 'name = "mnist"\npath = "mine.npz"'),
-    ],
-)
-def test_the_papers_figures_stand_beside_a_run_of_the_same_request_only(tmp_path, written, instead):
-    facts = read_run(fake_run(tmp_path, Cell("mnist", "dp-gaussian"), {0.5: RADII[0.5]}))
-    assert written in facts.config and facts.paper(facts.main)[1] == 1.246
-    other = replace(facts, config=facts.config.replace(written, instead, 1))
-    assert other.paper(facts.main) is None and "paper" not in "".join(summary([other])[0])
-
-
-@pytest.mark.parametrize("special", [{"alpha_is": "simultaneous"}, {"n": 1000}, {"skip_misclassified": True}])
-def test_the_papers_figures_stand_beside_certificates_of_the_same_votes_only(dpsgd, special):
-    facts = read_run(dpsgd)
-    assert facts.paper(facts.main)[1] == 0.344
-    assert facts.paper(replace(facts.main, figures={**facts.main.figures, **special})) is None
-
-
-def test_the_papers_figures_of_a_private_row_do_not_stand_beside_a_run_that_is_not_private(dpsgd):
-    facts = read_run(dpsgd)
-    regular = read_run(fake_run(dpsgd.parent, Cell("mnist", "regular"), {0.5: RADII[0.5]}))
-    for run, printed in ((facts, None), (regular, 0.308)):  # the second never was
-        leaking = {**run.metrics["privacy"], "private": False, "reason": "no noise"}
-        paper = replace(run, metrics={**run.metrics, "privacy": leaking}).paper(run.main)
-        assert (paper and paper[1]) == printed
-
-
-def test_the_paper_certified_the_baselines_at_every_sigma(dpsgd):
-    facts = read_run(dpsgd)
-    assert [facts.paper(facts.certified_at(sigma))[1] for sigma in RADII] == [0.606, 0.344, 0.260]
-
-
-def test_another_recipe_at_the_same_budget_is_compared(dpsgd):
-    facts = read_run(dpsgd)
-    tuned = replace(facts, config=facts.config.replace("learning_rate = 0.5", "learning_rate = 1.0"))
-    assert tuned.config != facts.config and tuned.paper(tuned.main) == facts.paper(facts.main)
 
 
 def test_rows_of_one_method_are_told_apart_by_their_folder(dpsgd):

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from dpcert.runs.resolve import resolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from dpcert.cli.app import main
 from dpcert.errors import DataError
 from dpcert.runs.config import parse, read_toml
 from dpcert.runs.defaults import KEYS, training_defaults
+from dpcert.runs.resolve import resolve
 from tests.conftest import blobs
 
 PRESETS = {"mnist/dp-gaussian": (512, 0.5, 40), "fashion-mnist/dp-gaussian": (2048, 4.0, 40)}

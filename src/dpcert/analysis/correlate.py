@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..published import THRESHOLDS
-
+THRESHOLDS = (0.5, 1.0, 1.5)  # tau: radii that the metrics are split at
 FEWEST = 5  # images in a group that is drawn: the mean of fewer says little
 _FEWEST_TO_CORRELATE = 3
 _GROUPS, _MOST_SIGMAS = 10, 3.3  # the largest radius of 10,000 votes is about 3.2 sigma

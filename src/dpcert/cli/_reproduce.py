@@ -13,12 +13,13 @@ import typer
 
 from .._validate import integer_in
 from ..errors import RunError
-from ..report import reproduction
-from ..report.result_index import Place, ResultIndex
-from ..runs.estimate import Estimator, as_words
-from ..runs.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
-from ..runs.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
-from ..runs.reproduce import Failure, Runner, Tell
+from ..paper import reproduction
+from ..paper.estimate import Estimator, as_words
+from ..paper.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
+from ..paper.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
+from ..paper.result_index import Place, ResultIndex
+from ..paper.runner import Failure, Runner, Tell
+from ..paper.targets import ALL, LOGS
 from ..store.runs import RunDirectory
 from ._show import print_table
 
@@ -38,7 +39,7 @@ class Request:
     def __post_init__(self) -> None:
         check_examples(self.examples)
         integer_in("--jobs", self.jobs, 1, 1024)
-        targets_of(self.names or ["all"], self.datasets)
+        targets_of(self.names or [ALL], self.datasets)
         check_results(self.results)
 
     @cached_property
@@ -75,10 +76,10 @@ def list_targets(asked: Request) -> None:
         time_left = as_words(left) if chains else "nothing" if needs else "not run here: CIFAR-10"
         name = target.name if target.in_all else f"{target.name} (not in all)"
         rows.append((name, target.paper, str(len(needs)), str(len(needs) - len(chains)), time_left))
-    everything = asked.missing_of(targets_of(["all"], asked.datasets))
-    total = needs_of(targets_of(["all"], asked.datasets), asked.datasets)
+    everything = asked.missing_of(targets_of([ALL], asked.datasets))
+    total = needs_of(targets_of([ALL], asked.datasets), asked.datasets)
     in_all = as_words(asked.estimator.left(everything, asked.jobs)) if everything else "nothing"
-    rows.append(("all", "every one above; runs are shared", str(len(total)), str(len(total) - len(everything)), in_all))
+    rows.append((ALL, "every one above; runs are shared", str(len(total)), str(len(total) - len(everything)), in_all))
     print_table(("target", "in the paper", "runs", "done", "time left"), rows)
 
 
@@ -190,6 +191,6 @@ def complain(failures: Sequence[Failure], results: Path) -> None:
     if failures:
         first = failures[0]
         raise RunError(
-            f"{len(failures)} pieces failed, the first: {first.piece}: {first.reason}; logs are in {results / 'logs'}; "
+            f"{len(failures)} pieces failed, the first: {first.piece}: {first.reason}; logs are in {results / LOGS}; "
             "give the same command again to go on"
         )

@@ -18,14 +18,16 @@ def export(
 
     Example:  dpcert export runs/mnist-dp-gaussian mnist-dp-gaussian.zip
     """
+    from ..paper.comparison import figures_of
     from ..release.export import export as write_bundle
+    from ..store.runs import CONFIG
 
-    done = write_bundle(run, file)
+    done = write_bundle(run, file, figures_of)
     typer.echo(done.statement)
     typer.echo(f"in the bundle: {', '.join(done.members)}")
     for name, reason in done.left_out.items():
         typer.echo(f"left out: {name} ({reason})")
     if done.data_path:
-        typer.echo(f"note: config.toml, which the weights are bound to, names your data as {done.data_path}")
+        typer.echo(f"note: {CONFIG}, which the weights are bound to, names your data as {done.data_path}")
     typer.echo(f"exported: {file}" if done.is_new else f"nothing to do: {file} holds this bundle already")
     typer.echo(f"anyone can check it with: dpcert verify {file}")

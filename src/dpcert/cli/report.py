@@ -19,6 +19,7 @@ def report(
 
     Example:  dpcert report runs/mnist-dp-gaussian runs/mnist-dpsgd --html compare.html
     """
+    from ..paper.comparison import figures_of
     from ..report.html import write_report
     from ..report.tables import HEADINGS, as_markdown, read_run, summary
     from ..runs.page import with_images
@@ -26,11 +27,11 @@ def report(
     from ._show import print_table
 
     facts = [read_run(path) for path in runs]
-    print_table(HEADINGS, summary(facts))
+    print_table(HEADINGS, summary(facts, figures_of))
     if markdown is not None:
-        write_atomically(markdown, as_markdown(HEADINGS, summary(facts)).encode())
+        write_atomically(markdown, as_markdown(HEADINGS, summary(facts, figures_of)).encode())
     if html is not None or figures is not None:
-        write_report(with_images(facts, data) if html is not None else facts, html, figures)
+        write_report(with_images(facts, data) if html is not None else facts, html, figures, figures_of)
     for name, path in (("table", markdown), ("figures", figures), ("report", html)):
         if path is not None:
             typer.echo(f"{name}: {path}")

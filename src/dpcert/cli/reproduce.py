@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ..paper.targets import RESULTS
+
 
 def reproduce(
     targets: Annotated[
@@ -15,7 +17,7 @@ def reproduce(
         list[str] | None, typer.Option(metavar="mnist|fashion-mnist", help="Repeatable.", show_default="both")
     ] = None,
     examples: Annotated[int, typer.Option(help="Test images to certify, measure and attack in each run.")] = 1000,
-    results: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Where the runs are.")] = RESULTS,
     jobs: Annotated[int, typer.Option(help="Child processes at once.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is missing, do nothing, show what is there.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Only show what is there; the rest is 'not run'.")] = False,

@@ -24,6 +24,7 @@ def run(
     """
     from ..runs.certify import request_of
     from ..runs.resolve import default_out, resolve
+    from ..store.runs import FIGURES, REPORT
     from .certify import certify_and_tell
     from .report import report
     from .train import train_and_tell
@@ -36,4 +37,4 @@ def run(
     train_and_tell(config, folder, o.factory_of(model))
     with o.opened(folder, model, data, config.train.device) as loaded:
         certify_and_tell(loaded, request_of(config))
-    report([folder], html=folder / "report.html", figures=folder / "figures", data=data)
+    report([folder], html=folder / REPORT, figures=folder / FIGURES, data=data)

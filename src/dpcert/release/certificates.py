@@ -11,9 +11,10 @@ from ..certification.smooth import ABSTAIN
 from ..certification.sweep import PER_INPUT, SIMULTANEOUS, Request
 from ..errors import VerifyError
 from ..store.durable import parse_json, sha256_hex
-from ..store.opened import beside_of, open_facts, open_rows, open_settings
-from ..store.public import ATTACKS, MODEL, SAMPLES, PublicFiles
+from ..store.opened import open_facts, open_rows, open_settings
+from ..store.public import PublicFiles
 from ..store.records import AttackRow, CertificateRow, RobustRow, SampleRow
+from ..store.runs import ATTACKS, METRICS, MODEL, ROBUST, SAMPLES, beside_of
 
 _RADIUS_UNIT, _BOUND_UNIT = 1e-6, 1e-9  # what the rows are rounded down to
 _ROUNDING = 1e-9  # two builds of SciPy differ by less
@@ -39,14 +40,14 @@ def belongs(files: PublicFiles, entry: dict[str, Any]) -> str:
     """The sidecar is whole, names this model, and the settings that metrics.json states."""
     facts = open_settings(files, entry)
     if facts["alpha_is"] != entry.get("alpha_is", PER_INPUT):
-        raise VerifyError(f"its .json says alpha is {facts['alpha_is']}, metrics.json {entry.get('alpha_is', PER_INPUT)}")
+        raise VerifyError(f"its .json says alpha is {facts['alpha_is']}, {METRICS} {entry.get('alpha_is', PER_INPUT)}")
     return _of_model(files, facts)
 
 
 def side_file(files: PublicFiles, name: str) -> str:
     """Rows that metrics.json does not speak of: answers at one radius must be whole and of this model; others claim nothing."""
-    if not name.startswith("robust-") or not files.content.get(name, b"").endswith(b"\n"):
-        raise NotCheckedError("metrics.json has no figures of it: a sweep that was interrupted claims nothing")
+    if not name.startswith(f"{ROBUST}-") or not files.content.get(name, b"").endswith(b"\n"):
+        raise NotCheckedError(f"{METRICS} has no figures of it: a sweep that was interrupted claims nothing")
     rows = open_rows(RobustRow, files, name)
     of_model = _of_model(files, open_facts(files, name))
     return f"{len(rows)} answers at one radius, {of_model}; they hold no counts to recompute"
@@ -136,7 +137,7 @@ def figures_follow(files: PublicFiles, entry: dict[str, Any]) -> str:
     """ACR, certified accuracy, their intervals and the abstentions, made anew from the rows."""
     rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if is_about(entry, row.idx)]
     if len(rows) != entry["examples"] or not rows:
-        raise VerifyError(f"it holds {len(rows)} of the {entry['examples']} rows metrics.json speaks of")
+        raise VerifyError(f"it holds {len(rows)} of the {entry['examples']} rows {METRICS} speaks of")
     radius, correct = np.array([row.radius for row in rows]), np.array([bool(row.correct) for row in rows])
     # The entries that name no size are of a version whose interval was the normal one alone.
     largest = largest_radius(entry["n"], _alpha_each(entry), entry["sigma"]) if "size" in entry else None
@@ -146,7 +147,7 @@ def figures_follow(files: PublicFiles, entry: dict[str, Any]) -> str:
         _same(f"certified accuracy at {at}", stated, interval, certified_accuracy(radius, correct, float(at)))
     abstained = sum(row.predict == ABSTAIN for row in rows)
     if entry["abstained"] != abstained:
-        raise VerifyError(f"metrics.json says {entry['abstained']} abstained, the rows {abstained}")
+        raise VerifyError(f"{METRICS} says {entry['abstained']} abstained, the rows {abstained}")
     return f"ACR {entry['acr']:.4f}, certified accuracy at {len(entry['certified_accuracy'])} radii, {abstained} abstentions"
 
 
@@ -154,4 +155,4 @@ def _same(name: str, stated: float, interval: list[float | None], found: Estimat
     pairs = zip((stated, *interval), (found.value, found.low, found.high), strict=True)
     for said, value in pairs:
         if not math.isclose(math.inf if said is None else said, value, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
-            raise VerifyError(f"metrics.json says {name} = {stated} {interval}, the rows give {found.value:.6f}")
+            raise VerifyError(f"{METRICS} says {name} = {stated} {interval}, the rows give {found.value:.6f}")

@@ -14,11 +14,23 @@ from ..errors import RunError
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement
 from ..report.html import render
-from ..report.tables import RunFacts, facts_of
+from ..report.tables import Paper, RunFacts, facts_of, no_paper
 from ..store.durable import checked_json, readable_json, sha256_hex
-from ..store.opened import beside_of, open_facts
-from ..store.public import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, PublicFiles
-from ..store.runs import RunDirectory, is_of_validation
+from ..store.opened import open_facts
+from ..store.public import ROWS, PublicFiles
+from ..store.runs import (
+    CONFIG,
+    CURVE,
+    LEDGER,
+    METRICS,
+    MODEL,
+    PRIVATE,
+    REPORT,
+    ROBUST,
+    RunDirectory,
+    beside_of,
+    is_of_validation,
+)
 from .files import MANIFEST, STATEMENT, bundle_bytes, read_public_files, write_new
 from .verify import OK, Evidence, require_verified, verify
 
@@ -38,15 +50,15 @@ class Exported:
     is_new: bool
 
 
-def export(run: Path, file: Path) -> Exported:
-    """Write the bundle of a finished run, after checking it as an outsider would."""
+def export(run: Path, file: Path, paper: Paper = no_paper) -> Exported:
+    """Write the bundle of a finished run, after checking it as an outsider would; `paper` is for its page."""
     directory = RunDirectory(run)
     _require_finished(directory)
     with directory.locked():
         evidence = Evidence(read_public_files(run))
         checks = verify(evidence.files)
         require_verified(evidence.files, checks)
-        content = _content(evidence, {check.name for check in checks if check.outcome == OK})
+        content = _content(evidence, {check.name for check in checks if check.outcome == OK}, paper)
         bundle = PublicFiles(file, content, is_bundle=True)
         require_verified(replace(bundle, origin=run), verify(bundle))  # what leaves is checked too, not only what it is made of
         left_out = _left_out(directory, content)
@@ -62,7 +74,7 @@ def _require_finished(directory: RunDirectory) -> None:
         raise RunError(f"{directory.path} is not finished; resume it with: {directory.command_to_resume}, then export it")
 
 
-def _content(evidence: Evidence, proved: set[str]) -> dict[str, bytes]:
+def _content(evidence: Evidence, proved: set[str], paper: Paper) -> dict[str, bytes]:
     """The members of the bundle; `proved` names the checks of dpcert verify that the run passed."""
     files = evidence.files.content
     metrics = _public_metrics(evidence.metrics)
@@ -82,7 +94,8 @@ def _content(evidence: Evidence, proved: set[str]) -> dict[str, bytes]:
         facts = facts_of(evidence.files)
         shown = [certified for certified in facts.certified if certified.figures in metrics["certification"]]
         digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
-        content[REPORT] = render([replace(_in_bundle(facts), metrics=metrics, certified=shown, files=digests)]).encode()
+        page = render([replace(_in_bundle(facts), metrics=metrics, certified=shown, files=digests)], paper)
+        content[REPORT] = page.encode()
     digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
     content[MANIFEST] = readable_json({"format": FORMAT, "sha256": digests})
     return content
@@ -97,7 +110,7 @@ def _in_bundle(facts: RunFacts) -> RunFacts:
 def _row_files(evidence: Evidence, metrics: dict[str, Any], proved: set[str]) -> list[str]:
     """The rows metrics.json stands on, and answers at one radius: those that were checked, never those of held-out records."""
     named = [entry["file"] for entry in metrics["certification"]]
-    robust = [name for name in evidence.files.content if name.startswith("robust-") and name.endswith(".tsv")]
+    robust = [name for name in evidence.files.content if name.startswith(f"{ROBUST}-") and name.endswith(".tsv")]
     return [name for name in (*named, *robust) if f"{name} belongs to the model" in proved and not is_of_validation(name)]
 
 
@@ -118,11 +131,11 @@ def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, s
         if file.name in content or file.name.startswith("."):
             continue
         if file == directory.private:
-            reasons["private/"] = "never leaves the machine"
+            reasons[f"{PRIVATE}/"] = "never leaves the machine"
         elif ROWS.fullmatch(file.name) and is_of_validation(file.name):
             reasons[file.name] = "held-out training records, which epsilon does not cover"
         elif ROWS.fullmatch(file.name):
-            reasons[file.name] = "unfinished: metrics.json has no figures of it"
+            reasons[file.name] = f"unfinished: {METRICS} has no figures of it"
         else:
             reasons[file.name] = "has no place in a bundle"
     return reasons

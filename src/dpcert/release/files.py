@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..errors import RunError
 from ..store.durable import refuse_link, write_atomically
-from ..store.public import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, PublicFiles, most_bytes, read_directory
+from ..store.public import ROWS, PublicFiles, most_bytes, read_directory
+from ..store.runs import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT
 
 STATEMENT, MANIFEST = "statement.txt", "bundle.json"
 MOST_MEMBERS = 1000

@@ -22,8 +22,9 @@ from ..runs.config import Config, parse_text
 from ..store.durable import sha256_hex
 from ..store.metrics import parse_unread_metrics
 from ..store.opened import open_rows
-from ..store.public import ATTACKS, CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROWS, SAMPLES, PublicFiles
+from ..store.public import ROWS, PublicFiles
 from ..store.records import CurveRow
+from ..store.runs import ATTACKS, CONFIG, CURVE, LEDGER, METRICS, MODEL, PRIVATE, REPORT, SAMPLES
 from ..training.curve import epsilon_after, spent
 from ..training.state import parse_model
 from . import certificates
@@ -291,7 +292,7 @@ def _statement_text(evidence: Evidence) -> str:
     return "word for word what the ledger proves"
 
 
-_OF_A_BUNDLE: dict[str, Callable[[Evidence], str]] = {"bundle's list of files": _manifest, "statement.txt": _statement_text}
+_OF_A_BUNDLE: dict[str, Callable[[Evidence], str]] = {"bundle's list of files": _manifest, STATEMENT: _statement_text}
 _CHECKS: dict[str, Callable[[Evidence], str]] = {
     "ledger chain": _chain,
     "ledger closed": _finished,
@@ -331,7 +332,7 @@ _SIDE_ROWS = {SAMPLES: certificates.samples_follow, ATTACKS: certificates.attack
 def _not_evidence(files: PublicFiles) -> list[Check]:
     """What lies in a run directory and proves nothing: named, so that nobody takes it for checked."""
     names = [*([REPORT] if REPORT in files.content and not files.is_bundle else []), *files.others]
-    names = [name for name in names if not name.startswith((".", "private"))]
+    names = [name for name in names if not name.startswith((".", PRIVATE))]
     reason = "pages, pictures and other files are not compared with the rows; make a page again with dpcert report"
     return [Check(", ".join(names), NOT_CHECKED, reason)] if names else []
 

@@ -11,19 +11,19 @@ from ..analysis.correlate import FEWEST, drawn_groups
 from ..certification.metrics import certified_accuracy
 from ..store.records import METRICS, AttackRow, CurveRow
 from .statistics import metric_and_radius
-from .tables import Certified, RunFacts
+from .tables import Certified, Paper, RunFacts, no_paper
 from .theme import INK, NARROW, SERIES, SOFT, Drawing, Stroke, stroke
 
 _BINS, _MOST_POINTS, _GRID = 24, 400, 160
 Named = Sequence[tuple[str, RunFacts]]
 
 
-def certified_accuracy_curve(runs: Named) -> Drawing:
+def certified_accuracy_curve(runs: Named, paper: Paper = no_paper) -> Drawing:
     """Certified accuracy by L2 radius with its 95 % band, a line for each certification; the paper's point where it has one."""
     lines = _certifications(runs)
-    papers = [(s, run.paper(c)) for s, run, c in lines]
+    papers = [(s, point) for s, run, c in lines if (point := paper(run, c)) is not None]
     legend = [s for s, *_ in lines]
-    if any(point is not None for _, point in papers):
+    if papers:
         colour = lines[0][0].colour if len(lines) == 1 else INK
         legend.append(Stroke("◆ the paper, at radius 0.25", colour, marker="D"))
 
@@ -32,8 +32,8 @@ def certified_accuracy_curve(runs: Named) -> Drawing:
         for s, _, c in lines:
             _curve(axes, s, c, furthest, band=0.16 if len(lines) <= 4 else 0.07)
         for s, point in papers:
-            if point is not None:
-                axes.plot([0.25], [point[2]], marker="D", color=s.colour, markeredgecolor=INK, linestyle="none", clip_on=False)
+            look = {"marker": "D", "color": s.colour, "markeredgecolor": INK, "linestyle": "none", "clip_on": False}
+            axes.plot([0.25], [point.certified_accuracy], **look)
         _percent(axes, "certified accuracy (%)")
         axes.set(xlabel="L2 radius (pixels in [0, 1])", xlim=(0, furthest))
 

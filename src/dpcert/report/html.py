@@ -13,7 +13,7 @@ from ..store.records import METRICS, CertificateRow
 from . import figures, pictures, words
 from .membership import Membership, membership_curve, membership_of
 from .statistics import ClassFigures, ExampleGroup, Gain, MetricFigures, by_class, correlations, example_groups, gain, weakest
-from .tables import Certified, RunFacts
+from .tables import Certified, Paper, RunFacts, no_paper
 from .theme import Drawing, Stroke, stroke
 
 _CLASS_RADII = (0.0, 0.25, 0.5, 1.0, 1.5)
@@ -66,19 +66,19 @@ class _RunView:
         return words.class_name(self.run, label)
 
 
-def write_report(runs: list[RunFacts], page: Path | None, figures_folder: Path | None = None) -> None:
-    """Write the page, and its figures as SVG and PNG, where they are asked for."""
+def write_report(runs: list[RunFacts], page: Path | None, figures_folder: Path | None = None, paper: Paper = no_paper) -> None:
+    """Write the page, and its figures as SVG and PNG, where they are asked for; `paper` gives figures to show next to ours."""
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(page, render(runs).encode())
+        write_atomically(page, render(runs, paper).encode())
     if figures_folder is not None:
         figures_folder.mkdir(parents=True, exist_ok=True)
-        for drawing in _drawings(list(zip(words.run_names(runs), runs, strict=True))).values():
+        for drawing in _drawings(list(zip(words.run_names(runs), runs, strict=True)), paper).values():
             for name, data in drawing.files().items():
                 write_atomically(figures_folder / name, data, real_folder=True)
 
 
-def render(runs: list[RunFacts]) -> str:
+def render(runs: list[RunFacts], paper: Paper = no_paper) -> str:
     """The page as text; the same facts give the same bytes."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
@@ -92,11 +92,13 @@ def render(runs: list[RunFacts]) -> str:
         "signed": _signed,
     }
     names = words.run_names(runs)
-    views = [_view(name, run, place, runs) for place, (name, run) in enumerate(zip(names, runs, strict=True))]
+    views = [_view(name, run, place, runs, paper) for place, (name, run) in enumerate(zip(names, runs, strict=True))]
     return environment.get_template("page.html").render(
         views=views,
         title=", ".join(names) if len(runs) <= 3 else f"{len(runs)} runs",
-        drawings=_drawings(list(zip(names, runs, strict=True))),
+        drawings=_drawings(list(zip(names, runs, strict=True)), paper),
+        paper=paper,
+        with_paper=paper is not no_paper,
         radii=_radii_of_table([c for run in runs for c in run.of_test]),
         headline=words.HEADLINE_RADIUS,
         metric_names=METRICS,
@@ -124,11 +126,11 @@ def _packaged(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _drawings(runs: Sequence[tuple[str, RunFacts]]) -> dict[str, Drawing]:
+def _drawings(runs: Sequence[tuple[str, RunFacts]], paper: Paper = no_paper) -> dict[str, Drawing]:
     """The figures there are rows for, by name."""
     found: list[Drawing | None] = []
     if any(run.of_test for _, run in runs):
-        found += [figures.certified_accuracy_curve(runs)]
+        found += [figures.certified_accuracy_curve(runs, paper)]
     if any(run.main for _, run in runs):
         found += [figures.radii(runs), figures.p_lower(runs)]
     if any(run.attacks for _, run in runs):
@@ -139,14 +141,14 @@ def _drawings(runs: Sequence[tuple[str, RunFacts]]) -> dict[str, Drawing]:
     return {drawing.name: drawing for drawing in found if drawing is not None}
 
 
-def _view(name: str, run: RunFacts, place: int, runs: Sequence[RunFacts]) -> _RunView:
+def _view(name: str, run: RunFacts, place: int, runs: Sequence[RunFacts], paper: Paper) -> _RunView:
     main = run.main
     classes = by_class(main.rows, _class_radii(main)) if main else []
     return _RunView(
         name=name,
         run=run,
         stroke=stroke(name, place),
-        lead=words.in_words(run),
+        lead=words.in_words(run, paper),
         classes=classes,
         weakest=weakest(classes, words.HEADLINE_RADIUS),
         groups=_groups(run, main, _EXAMPLES_ALONE if len(runs) == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],

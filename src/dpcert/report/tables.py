@@ -1,7 +1,7 @@
 """Run directories as plain values, and the table of them."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,13 @@ import numpy as np
 
 from ..certification.metrics import is_about
 from ..errors import RunError
-from ..published import BUDGET, TABLE_1_COPIES, VARIANTS
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
-from ..store.metrics import certification_at, is_papers, main_sigma
+from ..store.metrics import certification_at, main_sigma
 from ..store.opened import open_curve, open_metrics, open_rows, open_settings, open_side_rows
-from ..store.public import ATTACKS, CONFIG, LEDGER, REPORT, SAMPLES, PublicFiles, read_directory
+from ..store.public import PublicFiles, read_directory
 from ..store.records import AttackRow, CertificateRow, CurveRow, SampleRow
-from ..store.runs import RunDirectory, is_of_validation
-from .paper import TABLE_1
+from ..store.runs import ATTACKS, CONFIG, LEDGER, METRICS, REPORT, SAMPLES, RunDirectory, is_of_validation
 
 ABSTAIN = -1  # in the column `predict`
 
@@ -138,22 +136,23 @@ class RunFacts:
         how += f"noise multiplier {privacy['noise_multiplier']:g}."
         return [*([how] if privacy["private"] else []), *privacy.get("conditions", ())]
 
-    def paper(self, certified: Certified) -> tuple[float, float, float] | None:
-        """The paper's (clean accuracy, ACR, certified accuracy at 0.25) where it prints them for what was asked here."""
-        place = (self.metrics["dataset"], self.metrics["method"], certified.figures["sigma"])
-        return TABLE_1.get(place) if self._asks_what_the_paper_did(certified.figures) else None
 
-    def _asks_what_the_paper_did(self, figures: dict[str, Any]) -> bool:
-        """The same data, budget, views and votes. Learning rate, epochs and clip norm are means: they may be one's own."""
-        name, sigma = self.metrics["method"], figures["sigma"]
-        budget = tuple(self.setting("privacy", key) for key in ("epsilon", "delta"))
-        views = tuple(self.setting("method", key) for key in ("sigma", "copies", "keep_original"))
-        return (
-            self.setting("data", "path") is None
-            and (name == "regular" or (self.metrics["privacy"]["private"] and budget == BUDGET))
-            and (name not in VARIANTS or views == (sigma, TABLE_1_COPIES, True))
-            and is_papers(figures, sigma)
-        )
+@dataclass(frozen=True)
+class PaperFigures:
+    """What the paper prints for the request that a run answers; accuracies in per cent, as it prints them."""
+
+    clean_accuracy: float
+    acr: float
+    certified_accuracy: float  # at radius 0.25
+    sentence: str  # for a reader: the same, against our intervals
+
+
+Paper = Callable[[RunFacts, Certified], PaperFigures | None]  # the one way for the paper's figures into a report
+
+
+def no_paper(run: RunFacts, certified: Certified) -> PaperFigures | None:
+    """The default: a report of our rows alone. `dpcert.paper.comparison.figures_of` is the other one."""
+    return None
 
 
 def read_run(path: Path) -> RunFacts:
@@ -196,7 +195,7 @@ def _rows(files: PublicFiles, entry: dict[str, Any]) -> list[CertificateRow]:
     rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if is_about(entry, row.idx)]
     if len(rows) < entry["examples"]:
         raise RunError(
-            f"{files.place_of(entry['file'])} holds {len(rows)} rows, metrics.json speaks of {entry['examples']}; "
+            f"{files.place_of(entry['file'])} holds {len(rows)} rows, {METRICS} speaks of {entry['examples']}; "
             "run dpcert certify again"
         )
     return rows
@@ -205,7 +204,7 @@ def _rows(files: PublicFiles, entry: dict[str, Any]) -> list[CertificateRow]:
 HEADINGS = ("run", "sigma", "privacy", "clean accuracy", "ACR", "certified at 0.25", "images", "abstained")
 
 
-def summary(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
+def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str, ...]]:
     """A row for each certification (or for a run without any), the paper's figures in brackets where it has them."""
     table: list[tuple[str, ...]] = []
     titles = [run.title for run in runs]
@@ -215,7 +214,7 @@ def summary(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
         if not run.certified:
             table.append((name, "", run.privacy, _percent(clean), "not certified", "", "", ""))
         for certified in run.certified:
-            f, paper = certified.figures, run.paper(certified)
+            f, printed = certified.figures, paper(run, certified)
             low, high = f["acr_interval"]
             interval = "" if high is None else f" ({low:.3f} to {high:.3f})"
             at = f["certified_accuracy"].get("0.25")
@@ -225,9 +224,9 @@ def summary(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
                     name + split,
                     f"{f['sigma']:g}{certified.mark}",
                     run.privacy,
-                    _percent(clean) + (f" [paper {paper[0]:.2f} %]" if paper else ""),
-                    f"{f['acr']:.3f}{interval}" + (f" [paper {paper[1]:.3f}]" if paper else ""),
-                    _percent(at) + (f" [paper {paper[2]:.1f} %]" if paper else ""),
+                    _percent(clean) + (f" [paper {printed.clean_accuracy:.2f} %]" if printed else ""),
+                    f"{f['acr']:.3f}{interval}" + (f" [paper {printed.acr:.3f}]" if printed else ""),
+                    _percent(at) + (f" [paper {printed.certified_accuracy:.1f} %]" if printed else ""),
                     str(f["examples"]),
                     str(f["abstained"]),
                 )

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..certification.metrics import largest_radius
-from ..published import BUDGET
 from ..rounding import ceil_text
-from .paper import OTHER_FORMULA
 from .statistics import by_class, weakest
-from .tables import Certified, RunFacts
+from .tables import Certified, Paper, RunFacts, no_paper
 
 _PLAIN = "it saw each training image as it is"
 _NOISY = "it saw each training image together with {copies} noisy {copies_word} of it (noise σ = {sigma})"
@@ -46,18 +44,17 @@ _CLASSES = {
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
 HEADLINE_RADIUS = 0.25  # where the paper's Table 1 looks
-_PAPER = "The paper (“Augment then Smooth”, TMLR 2024, Table 1)"
 _MOST_SAID = 10.0  # beyond this epsilon a factor says nothing that a reader could use
 
 
-def in_words(run: RunFacts) -> dict[str, str]:
+def in_words(run: RunFacts, paper: Paper = no_paper) -> dict[str, str]:
     """What a newcomer asks, and the answers."""
     answers = {
         "Trained": trained(run),
         "Promised": promised(run),
         "Robust": f"{accurate(run)} {robust(run)}",
         "Fails": failing(run),
-        "Compared": compared(run),
+        "Compared": compared(run, paper),
     }
     return {question: answer for question, answer in answers.items() if answer}
 
@@ -159,29 +156,10 @@ def failing(run: RunFacts) -> str:
     )
 
 
-def compared(run: RunFacts) -> str:
-    """What the paper prints for the same request, and whether that is told apart from ours."""
-    main = run.main
-    paper = None if main is None else run.paper(main)
-    if main is None or paper is None:
-        return ""
-    f, radius, name = main.figures, f"{HEADLINE_RADIUS:.2f}", run.metrics["method"]
-    private = f" at ε = {BUDGET[0]:g}, δ = {BUDGET[1]:g}" if run.metrics["privacy"]["private"] else ""
-    text = f"{_PAPER} prints for this method and σ{private} an average certified radius of {paper[1]:.3f}"
-    text += _against(paper[1], f["acr_interval"])
-    if radius in f["certified_accuracy_interval"]:
-        low, high = f["certified_accuracy_interval"][radius]
-        text += f", {paper[2]:.1f} % certified at {HEADLINE_RADIUS}{_against(paper[2], [100 * low, 100 * high])}"
-    other = " Its figures are of code that computed another formula than the published one." if name in OTHER_FORMULA else ""
-    return f"{text}, and an accuracy of {paper[0]:.2f} %.{other}"
-
-
-def _against(paper: float, interval: Sequence[float | None]) -> str:
-    low, high = interval
-    if low is None or high is None:
-        return ""
-    place = "below" if paper < low else "above" if paper > high else "within"
-    return f" ({place} our 95 % interval)"
+def compared(run: RunFacts, paper: Paper) -> str:
+    """What the paper prints for the same request; nothing where it prints nothing, or its figures were not asked for."""
+    printed = None if run.main is None else paper(run, run.main)
+    return "" if printed is None else printed.sentence
 
 
 def how_they_hold(certified: Sequence[Certified]) -> str:

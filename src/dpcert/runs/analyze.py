@@ -20,13 +20,13 @@ from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, rows_so_far
 from ..store.records import METRICS, SampleRow
+from ..store.runs import SAMPLES
 from ..workers import parallel_map, worker_count
 from .certified import Certification, main_certification
 from .identity import images_sha256
 from .loaded import LoadedRun
 from .sidecar import check_or_write_sidecar
 
-FILE = "samples.tsv"
 HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
 _RESIDUAL_DIGITS = 9  # what is smaller is rounding of the machine, other in every batch
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512
@@ -70,7 +70,7 @@ def analyze(run: LoadedRun, request: AnalyzeRequest, progress: Progress = silent
     indices = request.chosen(sorted(certified.rows), len(data.x_test), run.path)
     analysts = _analysts(run, request, data.x_test[0])
     with run.directory.locked():
-        file = run.path / FILE
+        file = run.path / SAMPLES
         images = images_sha256(data.x_test, data.y_test)
         check_or_write_sidecar(file, _facts(run, request, certified, analysts[0].layer, images))
         _refuse_other_certificates(file, certified)

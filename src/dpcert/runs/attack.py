@@ -18,6 +18,7 @@ from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, drop, rows_so_far
 from ..store.records import AttackRow
+from ..store.runs import ATTACKS
 from .certified import Certification, certification_at
 from .certify import DEFAULT_EXAMPLES
 from .config import Config
@@ -25,7 +26,6 @@ from .identity import images_sha256
 from .loaded import LoadedRun
 from .sidecar import check_or_write_sidecar, recorded_facts
 
-FILE = "attacks.tsv"
 BASE, SMOOTHED = "base", "smoothed"
 HEADINGS = ("attack", "on", "strength", "accuracy", "95 % interval", "certified at this radius", "steps x starts", "images")
 Key = tuple[str, str, float | None, float]
@@ -143,7 +143,7 @@ def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = sil
     sigma = None if request.smoothing is None else request.smoothing.sigma  # no certificate is about the base model
     certified = certification_at(run.directory, sigma, run.model_sha256, data.x_test, data.y_test)
     with run.directory.locked():
-        file = run.path / FILE
+        file = run.path / ATTACKS
         other = _of_other_images(file, len(data.x_test))
         if not other or again:
             check_or_write_sidecar(file, _facts(run, request, images_sha256(data.x_test, data.y_test)))

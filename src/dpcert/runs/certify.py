@@ -28,6 +28,7 @@ from ..store.durable import read_checked_json, read_file, write_checked_json
 from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
 from ..store.records import AnyExampleRow, CertificateRow, RobustRow, read_rows
+from ..store.runs import CERTIFICATES, ROBUST, rows_stem
 from ..training.curve import accuracy
 from .config import Config
 from .identity import images_sha256
@@ -99,7 +100,7 @@ def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent
     request = task.request
     run.directory.require(run.directory.metrics)  # not after hours of votes
     with run.directory.locked():
-        file, key = _rows_file(task, request, "certificates")
+        file, key = _rows_file(task, request, CERTIFICATES)
         _refuse_rows_of_others(CertificateRow, file, even_subset(len(task.x), task.examples), request.how)
         entries = read_metrics(run.directory.metrics)["certification"]
         published = next((entry for entry in entries if entry["file"] == file.name), None)
@@ -136,7 +137,7 @@ def decide(run: LoadedRun, request: CertifyRequest, radius: float, progress: Pro
     task = _task(run, request)
     request = task.request
     with run.directory.locked():
-        file, key = _rows_file(task, request, "robust", radius)
+        file, key = _rows_file(task, request, ROBUST, radius)
         _refuse_rows_of_others(RobustRow, file, even_subset(len(task.x), task.examples), request.how)
         indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
         rows = decide_to_file(run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
@@ -178,8 +179,7 @@ def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: 
 def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:
     """The file for this request and the key of its noise; another (n0, n, alpha) at the same sigma has its own file."""
     how, run = request.how, task.run
-    sigma = f"{how.sigma:.2f}" if math.isclose(round(how.sigma, 2), how.sigma) else f"{how.sigma:g}"
-    stem = word + ("-validation" if request.split == "validation" else "") + f"-sigma{sigma}"
+    stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
     stem += "" if radius is None else f"-r{radius:g}"
     stem += ("-fresh" if how.fresh_noise else "") + ("-skipped" if how.skip_misclassified else "")
     stem += "" if how.together is None else f"-simultaneous{how.together}"

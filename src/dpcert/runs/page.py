@@ -6,16 +6,20 @@ from pathlib import Path
 
 from ..data.dataset import Dataset
 from ..report.html import write_report
-from ..report.tables import RunFacts, read_run
+from ..report.tables import Paper, RunFacts, no_paper, read_run
 from .images import TestImages
 
 
 def write_page(
-    runs: Sequence[Path], html: Path | None, figures: Path | None = None, data: Dataset | Path | str | None = None
+    runs: Sequence[Path],
+    html: Path | None,
+    figures: Path | None = None,
+    data: Dataset | Path | str | None = None,
+    paper: Paper = no_paper,
 ) -> Path:
     """Write the page of `runs` (and their figures), and return its path; `data` shows images of custom data."""
     facts = [read_run(path) for path in runs]
-    write_report(with_images(facts, data) if html is not None else facts, html, figures)
+    write_report(with_images(facts, data) if html is not None else facts, html, figures, paper)
     return html if html is not None else Path()
 
 

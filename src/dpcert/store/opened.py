@@ -6,15 +6,15 @@ them and the model they name, epsilon with the ledger and the model it was state
 """
 
 import math
-from pathlib import PurePath
 from typing import Any
 
 from ..errors import LedgerError, RunError
 from .chain import read_chain
 from .durable import parse_checked_json, sha256_hex
 from .metrics import parse_metrics
-from .public import CONFIG, CURVE, LEDGER, METRICS, MODEL, PublicFiles
+from .public import PublicFiles
 from .records import AnyRow, CurveRow, parse_rows
+from .runs import CONFIG, CURVE, LEDGER, METRICS, MODEL, beside_of
 from .weights import read_facts
 
 _CLOSE = 1e-6  # relative: epsilon recomputed by another build of the same accountant
@@ -128,8 +128,3 @@ def open_side_rows(kind: type[AnyRow], files: PublicFiles, name: str) -> list[An
         return []
     open_facts(files, name)
     return open_rows(kind, files, name, may_grow=True)
-
-
-def beside_of(rows: str) -> str:
-    """The file beside rows."""
-    return PurePath(rows).with_suffix(".json").name

@@ -7,12 +7,10 @@ from pathlib import Path
 
 from ..errors import RunError
 from .durable import read_file
-from .runs import RunDirectory
+from .runs import ATTACKS, CERTIFICATES, CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROBUST, SAMPLES, RunDirectory, beside_of
 
-CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", "model.safetensors"
-REPORT, CURVE, SAMPLES, ATTACKS = "report.html", "training.tsv", "samples.tsv", "attacks.tsv"
-ROWS = re.compile(r"(certificates|robust)-[A-Za-z0-9.+-]{1,100}\.(tsv|json)")
-_NAMES = (CONFIG, LEDGER, METRICS, MODEL, REPORT, CURVE, SAMPLES, "samples.json", ATTACKS, "attacks.json")
+ROWS = re.compile(rf"({CERTIFICATES}|{ROBUST})-[A-Za-z0-9.+-]{{1,100}}\.(tsv|json)")
+_NAMES = (CONFIG, LEDGER, METRICS, MODEL, REPORT, CURVE, SAMPLES, beside_of(SAMPLES), ATTACKS, beside_of(ATTACKS))
 _MOST_BYTES = {MODEL: 2 << 30, LEDGER: 64 << 20, CONFIG: 1 << 20}
 _MOST_BYTES_OF_OTHERS = 256 << 20
 

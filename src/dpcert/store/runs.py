@@ -2,15 +2,23 @@
 
 import contextlib
 import errno
+import math
 import os
 import shlex
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ..errors import RunError
 from .durable import cannot_write, destroy, make_private, read_file, refuse_link, remove, write_atomically
+
+# The files of a run directory. Rows of certificates and of answers at one radius are in files that begin with these words.
+CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", "model.safetensors"
+REPORT, CURVE, SAMPLES, ATTACKS = "report.html", "training.tsv", "samples.tsv", "attacks.tsv"
+FIGURES, PRIVATE = "figures", "private"
+CERTIFICATES, ROBUST = "certificates", "robust"
+_VALIDATION = "-validation"
 
 IN_USE = "is in use by another process"
 _KEY_BYTES = 32
@@ -18,7 +26,18 @@ _KEY_BYTES = 32
 
 def is_of_validation(name: str) -> bool:
     """Whether a file holds rows of held-out training records, which no epsilon covers."""
-    return "-validation" in name
+    return _VALIDATION in name
+
+
+def rows_stem(kind: str, sigma: float, *, of_validation: bool = False) -> str:
+    """How the name of a file of rows begins: its kind, the split unless it is the test set, sigma."""
+    digits = f"{sigma:.2f}" if math.isclose(round(sigma, 2), sigma) else f"{sigma:g}"
+    return f"{kind}{_VALIDATION if of_validation else ''}-sigma{digits}"
+
+
+def beside_of(rows: str) -> str:
+    """The file beside rows."""
+    return PurePath(rows).with_suffix(".json").name
 
 
 def _entries(folder: Path) -> "list[os.DirEntry[str]]":
@@ -36,7 +55,7 @@ def _not_a_folder(path: Path) -> str:
     check = shlex.join(["dpcert", "verify", str(path)])
     return (
         f"{path} is a bundle (dpcert export), must be a run directory; give the run it was exported from. "
-        f"The bundle holds its own report.html, and this checks it: {check}"
+        f"The bundle holds its own {REPORT}, and this checks it: {check}"
     )
 
 
@@ -45,14 +64,16 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.toml"
-        self.model = path / "model.safetensors"
-        self.ledger = path / "ledger.jsonl"
-        self.metrics = path / "metrics.json"
-        self.curve = path / "training.tsv"
-        self.report = path / "report.html"
-        self.figures = path / "figures"
-        self.private = path / "private"
+        self.config = path / CONFIG
+        self.model = path / MODEL
+        self.ledger = path / LEDGER
+        self.metrics = path / METRICS
+        self.curve = path / CURVE
+        self.samples = path / SAMPLES
+        self.attacks = path / ATTACKS
+        self.report = path / REPORT
+        self.figures = path / FIGURES
+        self.private = path / PRIVATE
         self.key = self.private / "key"
         self.state = self.private / "state.json"
 
@@ -84,9 +105,7 @@ class RunDirectory:
         if self.path.is_file():
             raise RunError(_not_a_folder(self.path))
         if not any(file.is_file() for file in own):
-            raise RunError(
-                f"{self.path} is not a run directory (no config.toml); make one with: dpcert train --out {self.path}"
-            )
+            raise RunError(f"{self.path} is not a run directory (no {CONFIG}); make one with: dpcert train --out {self.path}")
         for file in files:
             if not file.is_file():
                 raise RunError(f"{self.path} has no {file.name}; finish its training with: {self.command_to_resume}")

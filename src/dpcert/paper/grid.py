@@ -7,10 +7,11 @@ from typing import Any
 from .._validate import one_of
 from ..errors import ConfigError
 from ..methods import METHODS
-from ..published import BASELINES, COMPARED, SIGMAS
-from . import presets
-from .config import Config
-from .resolve import resolve
+from ..runs import presets
+from ..runs.config import Config
+from ..runs.resolve import resolve
+from . import targets
+from .published import BASELINES, COMPARED, SIGMAS
 
 DATASETS = presets.DATASETS
 TEST_IMAGES = 10_000  # of each of the data sets
@@ -142,28 +143,28 @@ _MNIST = ("mnist",)
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("table1", "Table 1 (Section 5)", COMPARED, SIGMAS, seeds=True),
-        Target("figure-certified-accuracy", "certified accuracy by radius (Appendix, MNIST and Fashion-MNIST)", COMPARED,
+        Target(targets.TABLE_1, "Table 1 (Section 5)", COMPARED, SIGMAS, seeds=True),
+        Target(targets.CERTIFIED_ACCURACY, "certified accuracy by radius (Appendix, MNIST and Fashion-MNIST)", COMPARED,
                SIGMAS),
-        Target("figure-cifar10-comparison", "comparison with SecureSGD, StoBatch, TransDenoiser on CIFAR-10 (Section 5)"),
-        Target("ablation-consistency-psac", "consistency and PSAC (Section 5.1, left figure)", _CONSISTENCY),
-        Target("ablation-augmentations", "number of augmentations K (Section 5.1, right figure)", ("dpsgd", "dp-gaussian"),
+        Target(targets.CIFAR10_COMPARISON, "comparison with SecureSGD, StoBatch, TransDenoiser on CIFAR-10 (Section 5)"),
+        Target(targets.CONSISTENCY_PSAC, "consistency and PSAC (Section 5.1, left figure)", _CONSISTENCY),
+        Target(targets.AUGMENTATIONS, "number of augmentations K (Section 5.1, right figure)", ("dpsgd", "dp-gaussian"),
                changes=_COPIES),
-        Target("ablation-learning-rate", "learning rate (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_RATES,
+        Target(targets.LEARNING_RATE, "learning rate (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_RATES,
                certified=False),
-        Target("ablation-clip-norm", "clip norm (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_CLIPS, certified=False),
-        Target("figure-metric-histograms", "per-sample metrics by method (Section 5.2, RQ1)", COMPARED, datasets=_MNIST,
+        Target(targets.CLIP_NORM, "clip norm (Appendix, table)", ("dp-gaussian",), (0.25,), changes=_CLIPS, certified=False),
+        Target(targets.METRIC_HISTOGRAMS, "per-sample metrics by method (Section 5.2, RQ1)", COMPARED, datasets=_MNIST,
                samples=True),
-        Target("figure-metrics-by-radius", "metrics by certified radius (Section 5.2, RQ2)", COMPARED, datasets=_MNIST,
+        Target(targets.METRICS_BY_RADIUS, "metrics by certified radius (Section 5.2, RQ2)", COMPARED, datasets=_MNIST,
                samples=True),
-        Target("figure-metrics-split", "metrics above and below a radius tau (Appendix)", COMPARED, datasets=_MNIST,
+        Target(targets.METRICS_SPLIT, "metrics above and below a radius tau (Appendix)", COMPARED, datasets=_MNIST,
                samples=True),
-        Target("figure-radii", "distribution of certified radii (Appendix)", (*BASELINES, "dp-gaussian"), datasets=_MNIST),
-        Target("figure-fgsm", "accuracy under FGSM (Appendix)", COMPARED, SIGMAS, attacks=("fgsm",)),
-        Target("ablation-consistency-psac-full", "the same at all sigmas (Appendix)", _CONSISTENCY, SIGMAS, in_all=False),
-        Target("ablation-augmentations-full", "the same at all sigmas (Appendix)", ("dpsgd", "dp-gaussian"), SIGMAS,
+        Target(targets.RADII, "distribution of certified radii (Appendix)", (*BASELINES, "dp-gaussian"), datasets=_MNIST),
+        Target(targets.FGSM, "accuracy under FGSM (Appendix)", COMPARED, SIGMAS, attacks=("fgsm",)),
+        Target(targets.CONSISTENCY_PSAC_FULL, "the same at all sigmas (Appendix)", _CONSISTENCY, SIGMAS, in_all=False),
+        Target(targets.AUGMENTATIONS_FULL, "the same at all sigmas (Appendix)", ("dpsgd", "dp-gaussian"), SIGMAS,
                changes=_COPIES, in_all=False),
-        Target("figure-metric-histograms-full", "the same, both data sets, all sigmas (Appendix)", COMPARED, SIGMAS,
+        Target(targets.METRIC_HISTOGRAMS_FULL, "the same, both data sets, all sigmas (Appendix)", COMPARED, SIGMAS,
                samples=True, in_all=False),
     )
 }  # fmt: skip
@@ -173,9 +174,9 @@ def targets_of(names: Sequence[str], datasets: Sequence[str] = DATASETS) -> list
     """The targets behind the words on a command line; ``all`` is every one but the appendix's larger grids."""
     chosen: dict[str, Target] = {}
     for name in names:
-        if name == "all":
+        if name == targets.ALL:
             chosen |= {key: target for key, target in TARGETS.items() if target.in_all and _about(target, datasets)}
-        elif not _about(TARGETS[one_of("target", name, (*TARGETS, "all"))], datasets):
+        elif not _about(TARGETS[one_of("target", name, (*TARGETS, targets.ALL))], datasets):
             about = " and ".join(TARGETS[name].datasets)
             raise ConfigError(f"{name} is about {about}, --dataset is {datasets[0]}; leave --dataset out")
         else:
@@ -198,11 +199,11 @@ def datasets_of(names: Sequence[str] | None) -> list[str]:
 
 # What the issue asks to run comes first, in its order; then all the rest of what is asked for.
 _FIRST = (
-    ("table1", DATASETS),
-    ("ablation-augmentations", ("fashion-mnist",)),
-    ("ablation-consistency-psac", ("fashion-mnist",)),
-    ("figure-metric-histograms", _MNIST),
-    ("figure-fgsm", DATASETS),
+    (targets.TABLE_1, DATASETS),
+    (targets.AUGMENTATIONS, ("fashion-mnist",)),
+    (targets.CONSISTENCY_PSAC, ("fashion-mnist",)),
+    (targets.METRIC_HISTOGRAMS, _MNIST),
+    (targets.FGSM, DATASETS),
 )
 _TURNS = {"dp-gaussian": 0, "dpsgd": 0, "regular": 1, "psac": 1}
 _TURN_OF_SEEDS, _LAST_TURN = 2, 3

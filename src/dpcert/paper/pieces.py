@@ -9,15 +9,15 @@ from ..attacks.kinds import STRENGTHS
 from ..certification.metrics import is_about
 from ..errors import ConfigError, LedgerError, RunError
 from ..privacy.ledger import Ledger
+from ..runs.config import differences
+from ..runs.resolve import read_config
 from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
 from ..store.records import AttackRow, SampleRow, read_rows
-from ..store.runs import RunDirectory
-from .config import differences
+from ..store.runs import CERTIFICATES, RunDirectory, rows_stem
 from .grid import TEST_IMAGES, Cell, Need
-from .resolve import read_config
+from .targets import RESULTS
 
 CERTIFICATION_SEED = 0
-DEFAULT_RESULTS = Path("results")
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,11 @@ class Piece:
 
     def has_begun(self, results: Path) -> bool:
         """Whether a session before this one did a part of it, which is not done again."""
-        files = {"train": "ledger.jsonl", "analyze": "samples.tsv"}  # an attack is made anew as a whole
-        first_file = f"certificates-sigma{self.sigma:.2f}.json" if self.kind == "certify" else files.get(self.kind)
-        return first_file is not None and (results / self.cell.name / first_file).exists()
+        directory = RunDirectory(results / self.cell.name)
+        if self.sigma is not None:
+            return (directory.path / f"{rows_stem(CERTIFICATES, self.sigma)}.json").exists()
+        files = {"train": directory.ledger, "analyze": directory.samples}  # an attack is repeated as a whole
+        return self.kind in files and files[self.kind].exists()
 
 
 def check_examples(examples: int) -> int:
@@ -62,7 +64,7 @@ def check_examples(examples: int) -> int:
 
 def check_results(results: Path) -> Path:
     """The folder of run directories; only the default one need not exist yet: a typo is not a new folder."""
-    if not results.exists() and results != DEFAULT_RESULTS:
+    if not results.exists() and results != RESULTS:
         raise RunError(f"--results {results} does not exist; give the folder of the runs, or make a new one with mkdir first")
     if results.exists() and not results.is_dir():
         raise RunError(f"--results {results} is a file, must be a folder of run directories; choose another")
@@ -143,7 +145,7 @@ def holds_rows_only(directory: RunDirectory) -> bool:
 
 def _count_samples(directory: RunDirectory | None, certified: list[dict[str, Any]]) -> int:
     """Rows of samples.tsv that stand beside a certificate; others are of images that were certified before."""
-    path = None if directory is None else directory.path / "samples.tsv"
+    path = None if directory is None else directory.samples
     if path is None or not path.exists():
         return 0
     found = {row.idx for row in read_rows(SampleRow, path, allow_torn_end=True)}
@@ -151,6 +153,6 @@ def _count_samples(directory: RunDirectory | None, certified: list[dict[str, Any
 
 
 def _attack_rows(directory: RunDirectory | None, attack: str) -> list[AttackRow]:
-    path = None if directory is None else directory.path / "attacks.tsv"
+    path = None if directory is None else directory.attacks
     rows = [] if path is None or not path.exists() else read_rows(AttackRow, path, allow_torn_end=True)
     return [row for row in rows if (row.attack, row.target) == (attack, "base")]

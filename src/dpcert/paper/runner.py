@@ -21,8 +21,8 @@ from ..store.runs import IN_USE, RunDirectory
 from .estimate import Estimator, as_words
 from .grid import Cell, Need
 from .pieces import Piece, holds_rows_only, missing_of
+from .targets import LOGS
 
-LOGS = "logs"
 _SECONDS_TO_SAVE = 120.0
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..analysis.correlate import correlation, drawn_groups
-from ..published import BASELINES, COMPARED, SIGMAS, THRESHOLDS, VARIANTS
+from ..analysis.correlate import THRESHOLDS, correlation, drawn_groups
 from ..store.records import METRICS
+from . import targets
 from .claims import SIMILAR, Claim, Finding, titled
-from .paper import TITLES
+from .published import BASELINES, COMPARED, SIGMAS, TITLES, VARIANTS
 from .result_index import Measured, ResultIndex
 
 NORMS = ("gradient_norm", "hessian_norm")
@@ -328,8 +328,11 @@ _BOTH = ("mnist", "fashion-mnist")
 
 SAMPLE_CLAIMS: tuple[Claim, ...] = (
     *(
-        Claim(f"figure-metric-histograms{full}", where, sentence, check, sigmas, datasets)
-        for full, sigmas, datasets in (("", (0.5,), _MNIST), ("-full", SIGMAS, _BOTH))
+        Claim(target, where, sentence, check, sigmas, datasets)
+        for target, sigmas, datasets in (
+            (targets.METRIC_HISTOGRAMS, (0.5,), _MNIST),
+            (targets.METRIC_HISTOGRAMS_FULL, SIGMAS, _BOTH),
+        )
         for where, sentence, check in (
             (_RQ1, "Regular's gradient norms have a mode far above the private methods'", regular_has_the_greatest_mode),
             (_RQ1, "DPSGD's gradient norms are bimodal, Regular's are not", dpsgd_is_bimodal),
@@ -339,24 +342,24 @@ SAMPLE_CLAIMS: tuple[Claim, ...] = (
             (_RQ1, "DP-Stability: higher gradient and Hessian norms, lower Lipschitz constants", stability_is_apart),
         )
     ),
-    Claim("figure-metrics-by-radius", _RQ2, "log metrics fall with the certified radius, for all methods", negative_correlation,
+    Claim(targets.METRICS_BY_RADIUS, _RQ2, "log metrics fall with the certified radius, for all methods", negative_correlation,
           datasets=_MNIST),
-    Claim("figure-metrics-by-radius", _RQ2, "the Lipschitz constant is closest to the radius among private models",
+    Claim(targets.METRICS_BY_RADIUS, _RQ2, "the Lipschitz constant is closest to the radius among private models",
           lipschitz_is_closest, datasets=_MNIST),
-    Claim("figure-metrics-by-radius", _RQ2, "DP-Stability at equal radii: higher gradient norms, lower Lipschitz constants",
+    Claim(targets.METRICS_BY_RADIUS, _RQ2, "DP-Stability at equal radii: higher gradient norms, lower Lipschitz constants",
           stability_is_apart_at_equal_radii, datasets=_MNIST),
     *(
-        Claim("figure-metrics-split", _D3, f"images below tau have a higher {METRICS[metric]}", higher_below_tau(metric),
+        Claim(targets.METRICS_SPLIT, _D3, f"images below tau have a higher {METRICS[metric]}", higher_below_tau(metric),
               datasets=_MNIST)
         for metric in METRICS
     ),
-    Claim("figure-metrics-split", _D3, "as tau grows, more images with a large local Lipschitz constant are below it",
+    Claim(targets.METRICS_SPLIT, _D3, "as tau grows, more images with a large local Lipschitz constant are below it",
           more_fall_below_as_tau_grows, datasets=_MNIST),
-    Claim("figure-radii", _D3, f"{', '.join(TITLES[name] for name in BASELINES)} have a large spike of images not certified",
+    Claim(targets.RADII, _D3, f"{', '.join(TITLES[name] for name in BASELINES)} have a large spike of images not certified",
           baselines_spike_at_zero, datasets=_MNIST),
-    Claim("figure-radii", _D3, "DP-Gaussian certifies most images above 1.0, the mode is at 1.6", gaussian_above_one,
+    Claim(targets.RADII, _D3, "DP-Gaussian certifies most images above 1.0, the mode is at 1.6", gaussian_above_one,
           datasets=_MNIST),
-    Claim("figure-fgsm", _D3, "DP-Stability is the best under FGSM", stability_is_best_under_fgsm, SIGMAS),
-    Claim("figure-fgsm", _D3, "the other variants are above the baselines", variants_above_baselines, SIGMAS),
-    Claim("figure-fgsm", _D3, "DP-Gaussian, DP-SmoothAdv, DP-MACER are alike (within 5 points)", three_variants_alike, SIGMAS),
+    Claim(targets.FGSM, _D3, "DP-Stability is the best under FGSM", stability_is_best_under_fgsm, SIGMAS),
+    Claim(targets.FGSM, _D3, "the other variants are above the baselines", variants_above_baselines, SIGMAS),
+    Claim(targets.FGSM, _D3, "DP-Gaussian, DP-SmoothAdv, DP-MACER are alike (within 5 points)", three_variants_alike, SIGMAS),
 )  # fmt: skip

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from ..certification.metrics import earned_radius, reaches, standard_error
+from ..report.tables import RunFacts, read_run
 from ..store.metrics import is_papers
 from ..store.records import AttackRow, CertificateRow
 from ..store.runs import RunDirectory
-from .tables import RunFacts, read_run
 
 
 @dataclass(frozen=True)

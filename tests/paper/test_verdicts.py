@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from dpcert.report.paper import OTHER_FORMULA
-from dpcert.report.result_index import Place, ResultIndex
-from dpcert.report.verdicts import (
+from dpcert.paper.grid import Cell
+from dpcert.paper.published import OTHER_FORMULA
+from dpcert.paper.result_index import Place, ResultIndex
+from dpcert.paper.verdicts import (
     Figure,
     accuracy_verdict,
     acr_of,
@@ -18,7 +19,6 @@ from dpcert.report.verdicts import (
     marked,
     verdict,
 )
-from dpcert.runs.grid import Cell
 from tests.grid_fakes import fake_run, radius_of
 
 CASES = [  # ours, its error, the paper's, the word

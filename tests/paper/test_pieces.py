@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dpcert.errors import DpcertError
-from dpcert.runs.estimate import Estimator, as_words
-from dpcert.runs.grid import Cell, Need
-from dpcert.runs.pieces import Piece, check_examples, check_results, missing_of
+from dpcert.paper.estimate import Estimator, as_words
+from dpcert.paper.grid import Cell, Need
+from dpcert.paper.pieces import Piece, check_examples, check_results, missing_of
 from dpcert.store.durable import write_checked_json
 from dpcert.store.records import SampleRow, header, read_rows, text_of
 from tests.grid_fakes import entry, fake_run, radius_of

@@ -5,12 +5,12 @@ import re
 import pytest
 
 from dpcert.cli._reproduce import _places
-from dpcert.report import reproduction
-from dpcert.report.paper import OTHER_FORMULA, TABLE_1
-from dpcert.report.reproduction import Asked
-from dpcert.report.result_index import ResultIndex
-from dpcert.report.verdicts import RULES
-from dpcert.runs.grid import DATASETS, TARGETS, Cell, needs_of
+from dpcert.paper import reproduction
+from dpcert.paper.grid import DATASETS, TARGETS, Cell, needs_of
+from dpcert.paper.published import OTHER_FORMULA, TABLE_1
+from dpcert.paper.reproduction import Asked
+from dpcert.paper.result_index import ResultIndex
+from dpcert.paper.verdicts import RULES
 from tests.grid_fakes import fake_run, radius_of, whole_grid
 
 NEEDS = needs_of(list(TARGETS.values()), DATASETS)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from dpcert.errors import ConfigError
-from dpcert.published import COMPARED, SIGMAS
-from dpcert.runs.grid import DATASETS, REPLACED, TARGETS, Cell, Need, datasets_of, in_order, needs_of, targets_of
+from dpcert.paper.grid import DATASETS, REPLACED, TARGETS, Cell, Need, datasets_of, in_order, needs_of, targets_of
+from dpcert.paper.published import COMPARED, SIGMAS
 from dpcert.runs.resolve import resolve
 
 CELLS = [need.cell for need in needs_of(list(TARGETS.values()), DATASETS)]
@@ -74,7 +74,7 @@ def test_table_1_is_the_papers():
 
 
 def test_ablations_are_the_papers():
-    from dpcert.report.paper import CLIP_NORM, LEARNING_RATE
+    from dpcert.paper.published import CLIP_NORM, LEARNING_RATE
 
     for target, table, key in (
         ("ablation-learning-rate", LEARNING_RATE, "train"),

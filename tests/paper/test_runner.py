@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dpcert.errors import DpcertError
-from dpcert.runs import reproduce
-from dpcert.runs.estimate import Estimator
-from dpcert.runs.grid import Cell, Need
-from dpcert.runs.pieces import Piece, missing
-from dpcert.runs.reproduce import Runner
+from dpcert.paper import runner as module
+from dpcert.paper.estimate import Estimator
+from dpcert.paper.grid import Cell, Need
+from dpcert.paper.pieces import Piece, missing
+from dpcert.paper.runner import Runner
 from tests.grid_fakes import fake_run, radius_of
 
 CELLS = [Cell("mnist", "dpsgd"), Cell("mnist", "dp-gaussian"), Cell("mnist", "psac")]
@@ -45,7 +45,7 @@ def stock(tmp_path, monkeypatch):
     script = tmp_path / "python"
     script.write_text(SCRIPT.format(stock=folder))
     script.chmod(0o755)
-    monkeypatch.setattr(reproduce.sys, "executable", str(script))
+    monkeypatch.setattr(module.sys, "executable", str(script))
     return folder
 
 
@@ -173,7 +173,7 @@ def test_what_failed_is_not_tried_again_by_a_later_part(stock, tmp_path):
 def test_rows_that_cannot_be_moved_get_one_line(stock, tmp_path, monkeypatch):
     results = tmp_path / "results"
     fake_run(results, CELLS[0], {}, weights=False)
-    monkeypatch.setattr(reproduce, "holds_rows_only", lambda directory: True)
+    monkeypatch.setattr(module, "holds_rows_only", lambda directory: True)
     results.joinpath("logs").write_text("in the way")
     with pytest.raises(DpcertError, match="cannot move .*mnist-dpsgd to .*: File exists; move or delete it yourself"):
         runner(results)[0].run(NEEDS[:1])
@@ -189,9 +189,7 @@ def test_complete_rows_without_weights_are_left_alone(stock, tmp_path):
 def test_rows_without_weights_are_moved_and_trained_anew(stock, tmp_path, monkeypatch):
     results = tmp_path / "results"
     fake_run(results, CELLS[0], {0.5: radius_of(1, 0.5, 50)}, weights=False)
-    monkeypatch.setattr(
-        reproduce, "holds_rows_only", lambda directory: not directory.model.exists() and directory.path.exists()
-    )
+    monkeypatch.setattr(module, "holds_rows_only", lambda directory: not directory.model.exists() and directory.path.exists())
     run, told = runner(results)
     assert run.run(NEEDS[:1]) == []
     assert (results / "logs" / "mnist-dpsgd-without-weights" / "certificates-sigma0.50.tsv").exists()
@@ -199,7 +197,7 @@ def test_rows_without_weights_are_moved_and_trained_anew(stock, tmp_path, monkey
 
 
 def test_rows_only_is_told_from_half_finished():
-    from dpcert.runs.pieces import holds_rows_only
+    from dpcert.paper.pieces import holds_rows_only
     from dpcert.store.runs import RunDirectory
 
     results = Path(__file__).parents[2] / "results"
@@ -210,7 +208,7 @@ def test_rows_only_is_told_from_half_finished():
 def test_a_closed_ledger_without_weights_is_rows_only(tmp_path):
     import shutil
 
-    from dpcert.runs.pieces import holds_rows_only
+    from dpcert.paper.pieces import holds_rows_only
     from dpcert.store.runs import RunDirectory
 
     folder = tmp_path / "run"

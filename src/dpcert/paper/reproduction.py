@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..published import COMPARED, SIGMAS
+from ..report.tables import as_markdown
 from ..rounding import ceil_text
 from ..store.durable import write_atomically
-from . import paper_figures
-from .claims import CLAIMS, NO_PLACE, Judged, judge, swept
-from .paper import CLIP_NORM, LEARNING_RATE, OTHER_FORMULA, TABLE_1, TITLES
+from . import targets
+from .claims import CLAIMS, NO_PLACE, SWEEPS, Judged, judge, swept
+from .figures import draw, save
+from .published import COMPARED, OTHER_FORMULA, SIGMAS, TABLE_1, TITLES
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import SAMPLE_CLAIMS
-from .tables import as_markdown
 from .verdicts import (
     NOT_COMPARABLE,
     NOT_RUN,
@@ -35,13 +35,10 @@ TABLE_HEADINGS = (
     *("ACR: ours / paper", "verdict", "certified % at 0.25: ours / paper", "verdict", "over seeds"),
 )
 CLAIM_HEADINGS = ("the paper says", "where", "data set", "sigma", "found", "figures")
-_SWEEPS = {
-    "ablation-learning-rate": (LEARNING_RATE, "learning_rate", "learning rate"),
-    "ablation-clip-norm": (CLIP_NORM, "clip_norm", "clip norm"),
-}
-
-
-_OF_ONE_SEED = ("figure-metric", "figure-fgsm")
+_OF_ONE_SEED = (
+    *(targets.METRIC_HISTOGRAMS, targets.METRIC_HISTOGRAMS_FULL, targets.METRICS_BY_RADIUS, targets.METRICS_SPLIT),
+    targets.FGSM,
+)
 
 
 @dataclass(frozen=True)
@@ -83,14 +80,14 @@ def section(index: ResultIndex, asked: Asked, *, with_figures: bool) -> Section:
     """One target, made from rows."""
     tables: list[Table] = []
     notes: list[str] = []
-    if asked.name == "table1":
+    if asked.name == targets.TABLE_1:
         tables, notes = _table_1(index, asked)
-    elif asked.name in _SWEEPS:
+    elif asked.name in SWEEPS:
         tables = [_sweep(index, asked)]
-    if asked.name.startswith(_OF_ONE_SEED):
+    if asked.name in _OF_ONE_SEED:
         notes = ["Metrics and attacks are of the runs of seed 0."]
     judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, asked.name, asked.datasets, asked.sigmas)
-    figures = paper_figures.draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
+    figures = draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
     return Section(asked, tables, judged, figures, notes)
 
 
@@ -152,14 +149,15 @@ def _notes(used: list[Measured]) -> list[str]:
 
 
 def _sweep(index: ResultIndex, asked: Asked) -> Table:
-    table, key, title = _SWEEPS[asked.name]
+    table, key = SWEEPS[asked.name]
     rows: list[tuple[str, ...]] = []
     for dataset in asked.shown:
         for value, clean in swept(index, dataset, table, key).items():
             paper = table[dataset, value]
             ours = f"- / {paper:.2f}" if clean is None else _pair(clean, paper)
             rows.append((TITLES[dataset], f"{value:g}", ours, NOT_RUN if clean is None else accuracy_verdict(clean, paper)))
-    return Table("DP-Gaussian, sigma 0.25", ("data set", title, "clean accuracy %: ours / paper", "verdict"), rows)
+    headings = ("data set", key.replace("_", " "), "clean accuracy %: ours / paper", "verdict")
+    return Table("DP-Gaussian, sigma 0.25", headings, rows)
 
 
 def claim_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
@@ -202,7 +200,7 @@ def save_figures(sections: Sequence[Section], folder: Path) -> None:
     """All figures as SVG and PNG."""
     for part in sections:
         for name, figure in part.figures.items():
-            paper_figures.save(figure, folder, name)
+            save(figure, folder, name)
 
 
 def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None, command: str) -> None:

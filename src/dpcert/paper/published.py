@@ -1,8 +1,15 @@
-"""The numbers the paper prints, to stand beside ours. Table 1: clean accuracy %, ACR, certified accuracy % at r = 0.25.
+"""What the paper compares, and the numbers it prints. Table 1: clean accuracy %, ACR, certified accuracy % at r = 0.25.
 
 The rows DP-SmoothAdv, DP-Stability, DP-MACER and PSAC were computed by code that joined views of different examples, left the
 term practically off, or used another factor (see docs/paper_map.md): ours are of the published formulas.
 """
+
+SIGMAS = (0.25, 0.5, 1.0)
+BASELINES = ("regular", "dpsgd", "psac")
+VARIANTS = ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer")  # of DP-CERT
+COMPARED = (*BASELINES, *VARIANTS)  # the rows of Table 1
+BUDGET = (3.0, 1e-5)  # (epsilon, delta) of its private rows
+TABLE_1_COPIES = 2  # K of its DP-CERT rows, next to the original
 
 OTHER_FORMULA = frozenset(("dp-smoothadv", "dp-stability", "dp-macer", "psac"))
 TITLES = {

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dpcert.cli._reproduce import _places
-from dpcert.published import COMPARED, SIGMAS, VARIANTS
-from dpcert.report.claims import CLAIMS, judge
-from dpcert.report.result_index import ResultIndex
-from dpcert.report.sample_claims import SAMPLE_CLAIMS, bimodality
-from dpcert.runs.grid import DATASETS, TARGETS, Cell, needs_of
+from dpcert.paper.claims import CLAIMS, judge
+from dpcert.paper.grid import DATASETS, TARGETS, Cell, needs_of
+from dpcert.paper.published import COMPARED, SIGMAS, VARIANTS
+from dpcert.paper.result_index import ResultIndex
+from dpcert.paper.sample_claims import SAMPLE_CLAIMS, bimodality
 from tests.grid_fakes import fake_run, radius_of, whole_grid
 
 ALL = (*CLAIMS, *SAMPLE_CLAIMS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..certification.metrics import standard_error
-from .paper import OTHER_FORMULA
+from .published import OTHER_FORMULA
 from .result_index import Seeds
 
 NOT_RUN = "not run"

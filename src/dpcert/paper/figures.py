@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..published import BASELINES, COMPARED, THRESHOLDS, VARIANTS
+from ..analysis.correlate import THRESHOLDS
 from ..store.durable import write_atomically
 from ..store.records import METRICS
+from . import targets
 from .claims import COPIES
-from .paper import QUOTED, QUOTED_RADII, TITLES
+from .published import BASELINES, COMPARED, QUOTED, QUOTED_RADII, TITLES, VARIANTS
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import by_radius, logs, radii
 
@@ -279,18 +280,18 @@ def fgsm(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -
 
 
 FIGURES: dict[str, Callable[[ResultIndex, Sequence[str], Sequence[float]], Any]] = {
-    "figure-certified-accuracy": certified_accuracy,
-    "figure-cifar10-comparison": cifar10_comparison,
-    "ablation-consistency-psac": consistency_and_psac,
-    "ablation-consistency-psac-full": consistency_and_psac,
-    "ablation-augmentations": augmentations,
-    "ablation-augmentations-full": augmentations,
-    "figure-metric-histograms": metric_histograms,
-    "figure-metric-histograms-full": metric_histograms,
-    "figure-metrics-by-radius": metrics_by_radius,
-    "figure-metrics-split": metrics_split,
-    "figure-radii": certified_radii,
-    "figure-fgsm": fgsm,
+    targets.CERTIFIED_ACCURACY: certified_accuracy,
+    targets.CIFAR10_COMPARISON: cifar10_comparison,
+    targets.CONSISTENCY_PSAC: consistency_and_psac,
+    targets.CONSISTENCY_PSAC_FULL: consistency_and_psac,
+    targets.AUGMENTATIONS: augmentations,
+    targets.AUGMENTATIONS_FULL: augmentations,
+    targets.METRIC_HISTOGRAMS: metric_histograms,
+    targets.METRIC_HISTOGRAMS_FULL: metric_histograms,
+    targets.METRICS_BY_RADIUS: metrics_by_radius,
+    targets.METRICS_SPLIT: metrics_split,
+    targets.RADII: certified_radii,
+    targets.FGSM: fgsm,
 }
 
 

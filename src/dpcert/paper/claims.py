@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..certification.metrics import radii_to_show
-from ..published import BASELINES, SIGMAS, VARIANTS
-from .paper import CLIP_NORM, LEARNING_RATE, QUOTED, QUOTED_RADII, TITLES
+from . import targets
+from .published import BASELINES, CLIP_NORM, LEARNING_RATE, QUOTED, QUOTED_RADII, SIGMAS, TITLES, VARIANTS
 from .result_index import Measured, ResultIndex, Seeds
 from .verdicts import NOT_RUN
 
@@ -305,8 +305,11 @@ def _no_drop(values: dict[float, float], preset: float) -> bool:
     return all(values[preset] - values[near] <= _DRAMATIC_POINTS for near in order[max(0, place - 1) : place + 2])
 
 
-_T1, _CURVES, _CIFAR = "table1", "figure-certified-accuracy", "figure-cifar10-comparison"
-_AUGMENT, _RATE, _CLIP = "ablation-augmentations", "ablation-learning-rate", "ablation-clip-norm"
+SWEEPS = {  # of DP-Gaussian: what the paper prints, by the key that is changed
+    targets.LEARNING_RATE: (LEARNING_RATE, "learning_rate"),
+    targets.CLIP_NORM: (CLIP_NORM, "clip_norm"),
+}
+_T1, _CURVES, _CIFAR = targets.TABLE_1, targets.CERTIFIED_ACCURACY, targets.CIFAR10_COMPARISON
 _S5, _S51, _APPENDIX = "Section 5", "Section 5.1", "Appendix D.2"
 _ONLY_CIFAR = ("cifar10",)
 
@@ -325,16 +328,15 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(_CIFAR, _S5, "all DP-CERT variants surpass TransDenoiser", not_run, (0.5,), _ONLY_CIFAR),
     Claim(_CIFAR, _S5, "at radius 0.7 the best DP-CERT is over 250 % better than TransDenoiser", not_run, (0.5,), _ONLY_CIFAR),
     *(
-        Claim(f"ablation-consistency-psac{full}", _S51, f"{word} brings {TITLES[base]} no gain of ACR (at most 5 %)",
-              _without_gain(base, part), sigmas)
-        for full, sigmas in (("", (0.5,)), ("-full", SIGMAS))
+        Claim(target, _S51, f"{word} brings {TITLES[base]} no gain of ACR (at most 5 %)", _without_gain(base, part), sigmas)
+        for target, sigmas in ((targets.CONSISTENCY_PSAC, (0.5,)), (targets.CONSISTENCY_PSAC_FULL, SIGMAS))
         for base in VARIANTS[:2]
         for part, word in (("consistency", "consistency"), ("psac", "PSAC"))
     ),
-    Claim("ablation-consistency-psac", _S51, "DP-Gaussian does as well as any of the six (within 5 %)", simplest_is_as_good),
+    Claim(targets.CONSISTENCY_PSAC, _S51, "DP-Gaussian does as well as any of the six (within 5 %)", simplest_is_as_good),
     *(
-        Claim(f"{_AUGMENT}{full}", where, sentence, check, sigmas)
-        for full, sigmas in (("", (0.5,)), ("-full", SIGMAS))
+        Claim(target, where, sentence, check, sigmas)
+        for target, sigmas in ((targets.AUGMENTATIONS, (0.5,)), (targets.AUGMENTATIONS_FULL, SIGMAS))
         for where, sentence, check in (
             (_S51, "certified accuracy is largely unchanged by K (lines within 5 points)", unchanged_by_copies),
             (_APPENDIX, "beyond K = 2 there is little gain (ACR at most 5 %)", little_gain_beyond_two),
@@ -344,7 +346,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     *(
         Claim(target, _APPENDIX, sentence, _sweep(table, key, judged), (0.25,))
-        for target, table, key in ((_RATE, LEARNING_RATE, "learning_rate"), (_CLIP, CLIP_NORM, "clip_norm"))
+        for target, (table, key) in SWEEPS.items()
         for sentence, judged in (("the paper's setting has the highest clean accuracy", _is_best),
                                  ("no dramatic drop beside it (at most 2 points)", _no_drop))
     ),
