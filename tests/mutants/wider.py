@@ -758,8 +758,8 @@ WIDER = [
     ),
     Mutant(
         "release/verify.py",
-        '"averaging": config.train.averaging_in_words}',
-        '"averaging": evidence.header.get("averaging")}',
+        '"averaging": config.train.averaging_in_words',
+        '"averaging": evidence.header.get("averaging")',
         (f"{AVERAGING}::test_an_averaged_run_verifies_and_a_header_of_another_averaging_does_not",),
         "a header may claim any averaging",
     ),
