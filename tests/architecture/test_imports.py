@@ -71,6 +71,7 @@ JOINTS = {
     "store/weights",  # a header that names the format of metrics.json
     "store/opened",  # all checks on the way from files to figures
     "training/loop",  # steps, state, curve
+    "training/lifecycle",  # begins, resumes and ends a run: ledger, checkpoints, memory of what was seen
     "training/audit",  # trains with the loop
 }
 JOINED_FOLDERS = {

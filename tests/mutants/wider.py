@@ -300,8 +300,8 @@ WIDER = [
     ),
     Mutant(
         "cli/attack.py",
-        "names, strengths, steps, starts, smoothed",
-        "names, strengths, starts, steps, smoothed",
+        "steps=steps,\n        starts=starts,",
+        "steps=starts,\n        starts=steps,",
         (f"{OWN_RUN}::test_wrong_requests_of_attack",),
         "--steps and --starts are exchanged",
     ),
@@ -601,8 +601,8 @@ WIDER = [
     ),
     Mutant(
         "training/provenance.py",
-        "history = (*_history(model), Seen(record_hashes(images), own))",
-        "history = (Seen(record_hashes(images), own),)",
+        "(*_history(model), Seen(record_hashes(images), _charged(ledger)))",
+        "(Seen(record_hashes(images), _charged(ledger)),)",
         (f"{PROVENANCE}::test_the_same_cell_run_twice_is_charged_twice",),
         "a third training forgets the first",
     ),

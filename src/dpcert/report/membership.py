@@ -11,7 +11,7 @@ from ..errors import BudgetError, LedgerError
 from ..privacy.statement import Statement, state_of_file
 from ..privacy.tradeoff import TradeOff
 from ..rounding import ceil_text
-from ..store.public import LEDGER
+from ..store.runs import LEDGER
 from .tables import RunFacts
 from .theme import SOFT, Drawing, Stroke, stroke
 
