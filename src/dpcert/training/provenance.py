@@ -1,12 +1,13 @@
 """What a module's weights have already seen, so that a second training on the same records is not taken for a first one.
 
 `dpcert.train` trains in place. Weights that have seen a record depend on it, so the epsilon of another training alone would
-be too small. What was seen is remembered on the module, and by the digests of its trained tensors (for weights that were
-copied into another module). A later training on any of the same records composes with the earlier ones; where those were not
-private, nothing finite can be said.
+be too small. What was seen is remembered on the module and its trained parts, and by the digests of its trained tensors (for
+weights that were copied into another module). A later training on any of the same records composes with the earlier ones;
+where those were not private, nothing finite can be said.
 
-Only this process is covered. Weights that come from a file or another program carry no such memory: the privacy statement
-names the condition that initial weights must not depend on the records.
+Only this process is covered, and only weights that were copied as they are. Weights that come from a file or another program,
+or that were computed from trained ones (an average of two models in a new module), carry no such memory: the privacy
+statement names the condition that initial weights must not depend on the records.
 """
 
 import hashlib
@@ -38,6 +39,10 @@ class Seen:
     def __deepcopy__(self, memo: object) -> "Seen":
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled module goes to other people: hashes of the records, even keyed ones, could tell who was among them."""
+        return Seen, (np.empty(0, dtype=np.uint64), self.releases)
+
 
 _SEEN_BY_TENSOR: dict[bytes, tuple[Seen, ...]] = {}
 
@@ -60,10 +65,11 @@ def remember(model: nn.Module, before: dict[str, bytes], images: Tensor, ledger:
     private = why_not_private(ledger) in (None, SEEN_WITHOUT_PRIVACY)  # earlier trainings are in the history already
     own = tuple(ledger.own_releases()) if private else None
     history = (*_history(model), Seen(record_hashes(images), own))
-    setattr(model, _ATTRIBUTE, history)
-    for name, digest in tensor_digests(model).items():
-        if before.get(name) != digest:
-            _SEEN_BY_TENSOR[digest] = history
+    trained = {name: digest for name, digest in tensor_digests(model).items() if before.get(name) != digest}
+    _SEEN_BY_TENSOR.update(dict.fromkeys(trained.values(), history))
+    for path, module in model.named_modules():  # a trained part remembers too: it may be built into another model
+        if not path or any(name.startswith(f"{path}.") for name in trained):
+            setattr(module, _ATTRIBUTE, history)
 
 
 def tensor_digests(model: nn.Module) -> dict[str, bytes]:
@@ -78,7 +84,7 @@ def tensor_digests(model: nn.Module) -> dict[str, bytes]:
 
 def _history(model: nn.Module) -> tuple[Seen, ...]:
     """Every training that these weights carry, each once."""
-    known: Iterable[Seen] = getattr(model, _ATTRIBUTE, ())
+    known: Iterable[Seen] = (seen for module in model.modules() for seen in getattr(module, _ATTRIBUTE, ()))
     by_tensor = (seen for digest in tensor_digests(model).values() for seen in _SEEN_BY_TENSOR.get(digest, ()))
     return tuple(dict.fromkeys([*known, *by_tensor]))
 
