@@ -103,7 +103,7 @@ def test_what_is_printed_after_ctrl_c_can_be_typed(folder, tmp_path, python):
     if not python and not Path(sys.executable).with_name("dpcert").exists():
         pytest.skip("dpcert is not installed as a script")
     shutil.copy(folder / "my blobs.npz", tmp_path / "my blobs.npz")
-    words = request(tmp_path, "train.epochs=12", "train.learning_rate=0.25")  # 2,400 steps
+    words = request(tmp_path, "train.epochs=5", "train.learning_rate=0.25")  # 1,000 steps
     process = started(*words, python=python)
     checkpoint = tmp_path / "a run" / "private" / "state.json"
     while process.poll() is None and steps_in(checkpoint) == 0:  # before the first step SIGINT may be ignored (a job of nohup)
