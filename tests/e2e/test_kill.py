@@ -99,7 +99,7 @@ def test_interrupted_it_saves_exits_130_and_goes_on(whole):
 def test_the_same_seeds_give_the_same_bytes_and_other_settings_the_same_ledger(whole):
     out = whole / "other"
     subprocess.run(
-        request(whole, out, "--set", "train.physical_batch=30", "--set", "certify.n=500", "--set", "train.threads=2"),
+        request(whole, out, "--set", "train.physical_batch=21", "--set", "certify.n=500", "--set", "train.threads=2"),
         check=True,
         env=environment(),
         capture_output=True,
