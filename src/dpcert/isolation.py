@@ -52,12 +52,13 @@ _ON_IMAGES = {  # with an input of four dimensions the first one is the batch; w
     nn.ZeroPad2d,
 }
 _INACTIVE_IN_EVALUATION = {nn.Dropout, nn.Dropout1d, nn.Dropout2d}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def keeps_rows_apart(model: nn.Module, input_shape: tuple[int, ...]) -> bool:
     """Whether the model is a chain of known layers that cannot mix rows: a proof, not a test."""
     dimensions: int | None = 1 + len(input_shape)
-    if any(getattr(_hooks_of_all_modules, name) for name in ("_global_forward_hooks", "_global_forward_pre_hooks")):
+    if any(getattr(_hooks_of_all_modules, f"_global{kind}") for kind in _HOOKS):
         return False
     for layer in _chain(model):
         dimensions = None if layer is None or dimensions is None or _altered(layer) else _dimensions_after(layer, dimensions)
@@ -76,8 +77,10 @@ def _chain(model: nn.Module) -> Iterator[nn.Module | None]:
 
 
 def _altered(layer: nn.Module) -> bool:
-    """Whether an instance does something else than its class: hooks, or a forward of its own."""
-    return "forward" in layer.__dict__ or bool(layer._forward_hooks) or bool(layer._forward_pre_hooks)
+    """Whether an instance does something else than its class: hooks, a replaced method, an odd kind of parameter."""
+    replaced = any(callable(getattr(type(layer), name, None)) for name in vars(layer))  # forward, or what it calls
+    plain = all(type(parameter) is nn.Parameter for parameter in layer.parameters(recurse=False))
+    return replaced or not plain or any(getattr(layer, kind) for kind in _HOOKS)
 
 
 def _dimensions_after(layer: Any, dimensions: int) -> int | None:
@@ -152,11 +155,17 @@ def dissimilar_rows(input_shape: tuple[int, ...]) -> Tensor:
     return torch.stack([*rows, uniform[1] + 0.5 * normal[1], -uniform[2], 1e-3 * normal[2], spike])
 
 
-def refuse_mixing(model: nn.Module, input_shape: tuple[int, ...], *, may_be_random: bool = False) -> None:
+def refuse_mixing(model: nn.Module, input_shape: tuple[int, ...], *, voting: bool = False) -> None:
     """Raise `ModelError` where the model's output for a row is seen to depend on other rows or on earlier calls.
 
-    A model that draws random numbers cannot be probed; it is refused unless it `may_be_random`.
+    It is probed as it will run: in training with gradients, when `voting` without. A model that draws random numbers cannot
+    be probed; it may vote, but not be trained.
     """
+    with torch.set_grad_enabled(not voting):
+        _refuse_mixing(model, input_shape, voting)
+
+
+def _refuse_mixing(model: nn.Module, input_shape: tuple[int, ...], voting: bool) -> None:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     rows = dissimilar_rows(input_shape).to(device)
     probed, tolerance = _in_double(model, rows)
@@ -166,7 +175,7 @@ def refuse_mixing(model: nn.Module, input_shape: tuple[int, ...], *, may_be_rand
     if not _all_equal(first, _outputs(probed, rows[:1])):
         if not _all_equal(_outputs(probed, rows[:1], seed=0), _outputs(probed, rows[:1], seed=0)):
             raise ModelError("the model gives another output when it sees the same input again, so it remembers; freeze it")
-        if not may_be_random:
+        if not voting:
             raise ModelError(
                 "the model draws random numbers in its forward pass, which a resumed run cannot draw again; remove them"
             )
@@ -232,11 +241,13 @@ def _outputs(model: nn.Module, rows: Tensor, seed: int | None = None) -> _Output
     seen: _Outputs = []
 
     def remember(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda layer, inputs, output: seen.append((name, output.clone())) if isinstance(output, Tensor) else None
+        return lambda layer, inputs, output: (
+            seen.append((name, output.detach().clone())) if isinstance(output, Tensor) else None
+        )
 
     handles = [layer.register_forward_hook(remember(name or "the model")) for name, layer in model.named_modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=seed is not None):
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             model(rows)

@@ -4,11 +4,12 @@ Works on any `nn.Module` or function, so nothing here knows the layers of a mode
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import ModelError
 from .shapes import channels_last, transpose_advice
@@ -76,14 +77,23 @@ def does_not_take(shape: Sequence[int], error: Exception) -> ModelError:
     return ModelError(f"the model does not take inputs of shape {list(shape)}: {_first_line(error)}{advice}")
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model; one that cannot be copied is a `ModelError`."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # any model may come here
+        remedy = "nn.utils.parametrizations.weight_norm can be copied, nn.utils.weight_norm cannot"
+        raise ModelError(f"the model cannot be copied: {_first_line(error)}; {remedy}") from error
+
+
 @contextlib.contextmanager
 def explaining_vmap() -> Iterator[None]:
     """Turn what `torch.func.vmap` says about a model it cannot map over examples into a `ModelError`."""
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:  # any model may come here
         words = str(error).lower()
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in words:
+        if isinstance(error, (ModelError, MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in words:
             raise
         reason = next((told for sign, told in _OF_VMAP.items() if sign in words), _first_line(error))
         raise ModelError(f"the gradient of one example cannot be taken because of the forward pass: {reason}") from error

@@ -4,6 +4,8 @@ Each twin mixes in its own way. The check must refuse it by name; the step, the 
 it had not, because a custom forward only ever runs on one example.
 """
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,12 +19,15 @@ from dpcert.gradients.choose import choose
 from dpcert.gradients.engine import Clip
 from dpcert.gradients.layerwise import Layerwise
 from dpcert.isolation import each_row_alone, keeps_rows_apart
+from dpcert.methods import Method
 from dpcert.models.check import check_model
+from dpcert.privacy.clipping import CLIP_RULES
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, make_plan, opening_facts
 from dpcert.rng import Purpose
 from dpcert.training import step
-from dpcert.training.step import StepContext, clipped_sum
+from dpcert.training.step import StepContext, check_views, clipped_sum
+from dpcert.views import Gaussian
 
 CLIP_NORM, SHAPE, CLASSES = 0.1, (1, 6, 6), 3
 
@@ -102,6 +107,75 @@ def test_a_model_that_remembers_is_refused():
         check_model(RemembersInAList(), SHAPE, CLASSES)
 
 
+class RemembersOnlyInTraining(nn.Module):
+    """It keeps what it has seen only while gradients are taken; `used` says whether its output shows it."""
+
+    def __init__(self, used):
+        super().__init__()
+        self.used, self.fc = used, nn.Linear(36, CLASSES)
+        self.register_buffer("brightness", torch.zeros(()))
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.brightness = 0.9 * self.brightness + x.detach().mean()
+        return self.fc(x.flatten(1)) + (self.brightness if self.used else 0.0)
+
+
+class RemembersOutsideTheBuffers(RemembersOnlyInTraining):
+    def __init__(self):
+        super().__init__(used=True)
+        del self.brightness
+        self.brightness = 0.0
+
+
+@pytest.mark.parametrize("model", [RemembersOnlyInTraining(True), RemembersOnlyInTraining(False), RemembersOutsideTheBuffers()])
+def test_a_model_that_remembers_only_while_gradients_are_taken_is_refused(model):
+    with pytest.raises(ModelError, match="remembers"):
+        check_model(model, SHAPE, CLASSES)
+
+
+def test_votes_of_a_layer_with_a_replaced_method_are_refused():
+    with pytest.raises(ModelError, match="mixes examples"):
+        dpcert.certify(own_helper(), torch.rand(2, *SHAPE), [0, 1], sigma=0.5, n=50)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "remedy"),
+    [
+        (nn.DataParallel, "model.module"),
+        (torch.jit.script, "scripted or traced from"),
+        (lambda model: torch.jit.trace(model, torch.rand(2, *SHAPE)), "scripted or traced from"),
+        (lambda model: nn.Sequential(torch.compile(model)), "that torch.compile was called with"),
+    ],
+    ids=["DataParallel", "scripted", "traced", "compiled"],
+)
+def test_a_wrapped_model_is_refused_with_what_to_give_instead(wrap, remedy):
+    with pytest.raises(ModelError, match=remedy):
+        check_model(wrap(chain(nn.Flatten())), SHAPE, CLASSES)
+
+
+def test_a_compiled_model_is_certified_as_the_module_it_wraps():
+    model, x = chain(nn.Flatten()), torch.rand(2, *SHAPE)
+    plain, compiled = (dpcert.certify(m, x, [0, 1], sigma=0.5, n=50, seed=0) for m in (model, torch.compile(model)))
+    assert torch.equal(plain.radius, compiled.radius)
+
+
+def test_a_model_that_cannot_be_copied_is_named():
+    model = chain(nn.Flatten())
+    nn.utils.weight_norm(model[0])
+    with pytest.raises(ModelError, match="cannot be copied"):
+        dpcert.certify(model, torch.rand(1, *SHAPE), [0], sigma=0.5, n=50)
+
+
+def test_any_error_of_a_forward_pass_is_one_line():
+    class Fails(nn.Linear):
+        def forward(self, x):
+            raise KeyError("position")
+
+    with pytest.raises(ModelError, match="does not take inputs of shape"):
+        check_model(nn.Sequential(nn.Flatten(), Fails(36, CLASSES)), SHAPE, CLASSES)
+
+
 def test_a_model_that_draws_random_numbers_is_refused_for_training_and_certified():
     model = Mixing(lambda x: x + torch.randn_like(x))
     with pytest.raises(ModelError, match="draws random numbers"):
@@ -150,6 +224,66 @@ def test_past_the_check_one_record_still_moves_the_sum_by_at_most_c(name, method
     assert 0.3 * CLIP_NORM < worst <= CLIP_NORM
     twin = "the same models run on the whole batch: up to many times C"
     evidence("D21", figure="a mixing model past the check: never above C", trials=6, twin=twin)
+
+
+@dataclass(frozen=True)
+class MixingViews(Gaussian):
+    """Views of the user's own that look at the whole batch."""
+
+    mix: str = "divided by the batch maximum"
+
+    def __call__(self, model, x, labels, noise):
+        return super().__call__(model, MIXING[self.mix](x.flatten(1)).view_as(x), labels, noise)
+
+
+@dataclass(frozen=True)
+class ClipsToTheMedian:
+    """A clip rule of the user's own that looks at the norms of the whole batch."""
+
+    name: str = "median"
+
+    def factors(self, norms, clip_norm):
+        return clip_norm / norms * norms.clamp(max=float(norms.median())) / norms.median()
+
+    def sensitivity(self, clip_norm):
+        return clip_norm
+
+
+class Overstates(ClipsToTheMedian):
+    def factors(self, norms, clip_norm):
+        return torch.full_like(norms, 3.0)
+
+
+@pytest.mark.parametrize("mix", MIXING)
+def test_views_that_mix_are_refused(mix):
+    views = MixingViews(0.5, 2, mix=mix)
+    if mix not in ("divided by the batch size", "scaled by position", "only in large batches"):  # these move no other row
+        with pytest.raises(ModelError, match="mix examples"):
+            check_views(views, chain(nn.Flatten()), SHAPE)
+
+
+CUSTOM = {
+    **{f"views {mix}": Method(views=MixingViews(0.5, 2, mix=mix)) for mix in MIXING},
+    "clip to the median": Method(views=Gaussian(0.5, 2), clip=ClipsToTheMedian()),
+    "clip that passes its bound": Method(views=Gaussian(0.5, 2), clip=Overstates()),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_views_and_clip_rules_of_the_users_own_keep_the_bound(name, monkeypatch):
+    """D21: past the check as well, they see one example at a time."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(6, *SHAPE, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2])
+    x[3], x[5] = 0.2 * x[3], 3.0
+    torch.manual_seed(0)
+    worst = worst_move(chain(nn.Tanh(), nn.Flatten()), CUSTOM[name], "auto", x, y, monkeypatch)
+    assert 0.3 * CLIP_NORM < worst <= CLIP_NORM
+
+
+def test_the_bound_moves_no_factor_of_a_sound_rule():
+    norms = torch.tensor([0.0, 1e-300, 1e-3, 0.1, 0.1 + 1e-9, 5.0, 1e300, torch.inf, torch.nan], dtype=torch.float64)
+    for rule in CLIP_RULES.values():
+        assert torch.equal(Clip(rule, CLIP_NORM).factors(norms), rule.factors(norms, CLIP_NORM))
 
 
 def moved_on_the_whole_batch(name):
@@ -237,6 +371,30 @@ def own_forward():
     return model
 
 
+def own_helper():
+    """`Conv2d.forward` calls it: the class is as it was, the instance is not."""
+    model = chain(nn.Flatten())
+    plain = model[0]._conv_forward
+    model[0]._conv_forward = lambda x, weight, bias: plain(x - x.mean(dim=0), weight, bias)
+    return model
+
+
+def hooked_backward(register):
+    model = chain(nn.Tanh(), nn.Flatten())
+    register(model[1], lambda layer, *gradients: (gradients[0][0] / gradients[0][0].norm(),))
+    return model
+
+
+class OddParameter(nn.Parameter):
+    pass
+
+
+def odd_parameter():
+    model = chain(nn.Flatten())
+    model[-1].weight = OddParameter(model[-1].weight.detach())
+    return model
+
+
 def bias_by_position():
     model = chain(nn.Flatten())
     model[-1].bias = nn.Parameter(torch.randn(4, CLASSES))
@@ -252,7 +410,11 @@ class Subclass(nn.Sequential):
     "model",
     [
         hooked(),
+        hooked_backward(nn.Module.register_full_backward_hook),
+        hooked_backward(nn.Module.register_full_backward_pre_hook),
         own_forward(),
+        own_helper(),
+        odd_parameter(),
         bias_by_position(),
         Subclass(*chain(nn.Flatten())),
         nn.Sequential(nn.Flatten(0, 1), nn.Flatten(), nn.Linear(36, CLASSES)),
@@ -263,15 +425,16 @@ class Subclass(nn.Sequential):
         nn.Sequential(nn.LayerNorm((2, 1, 6, 6)), nn.Flatten(), nn.Linear(36, CLASSES)),
         nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten(), nn.Linear(36, CLASSES)),
     ],
-    ids=["hook", "own forward", "bias by position", "subclass", "flatten 0", "softmax", "implicit softmax", "rows as channels",
+    ids=["hook", "backward hook", "backward pre-hook", "own forward", "own helper", "odd parameter", "bias by position", "subclass", "flatten 0", "softmax", "implicit softmax", "rows as channels",
          "BatchNorm", "LayerNorm of the batch", "unknown layer"],
 )  # fmt: skip
 def test_what_is_not_known_is_not_proved(model):
     assert not keeps_rows_apart(model, SHAPE)
 
 
-def test_hooks_of_all_modules_undo_the_proof():
-    handle = nn.modules.module.register_module_forward_hook(lambda layer, inputs, output: None)
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_of_all_modules_undo_the_proof(kind):
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *arguments: None)
     try:
         assert not keeps_rows_apart(chain(nn.Flatten()), SHAPE)
     finally:

@@ -545,8 +545,8 @@ WIDER = [
     ),
     Mutant(
         "isolation.py",
-        """return "forward" in layer.__dict__ or bool(layer._forward_hooks) or bool(layer._forward_pre_hooks)""",
-        """return bool(layer._forward_pre_hooks)""",
+        "return replaced or not plain or any(getattr(layer, kind) for kind in _HOOKS)",
+        "return bool(layer._forward_pre_hooks)",
         (f"{MIXING}::test_what_is_not_known_is_not_proved",),
         "a replaced forward or a hook does not undo the proof",
     ),

@@ -145,6 +145,7 @@ def test_steps_within_a_budget():
         ({"epsilon": 1000.0}, "epsilon is 1000.0"),
         ({"delta": 0.0}, "delta is 0.0"),
         ({"delta": 1.0}, "delta is 1.0"),
+        ({"delta": 0.999999}, "delta is 0.999999, must be a number in \\(0, 0.5\\]"),
         ({"sampling_probability": 0.0}, "sampling_probability is 0.0"),
         ({"sampling_probability": 1.5}, "sampling_probability"),
         ({"steps": 0}, "steps is 0"),
@@ -155,6 +156,31 @@ def test_a_budget_that_makes_no_sense_is_refused(changes, words):
     request = {"epsilon": 3.0, "delta": 1e-5, "sampling_probability": 0.01, "steps": 100} | changes
     with pytest.raises(ValueError, match=words):
         dpcert.calibrate(**request)
+
+
+def test_a_composition_that_cannot_fit_is_refused_before_others_are_tried(monkeypatch):
+    """Renyi accounting says that less noise would do, and less noise makes a larger distribution: no other noise is tried."""
+    composed = []
+    monkeypatch.setattr(accounting, "_discretised_epsilon", lambda charged, *rest: composed.append(charged) or _refuse(charged))
+
+    def _refuse(charged):
+        (rho, _, _), *_ = charged
+        if rho < 150.0:
+            raise accounting._TooLargeError("too many to compose")
+        return 14.0
+
+    with pytest.raises(BudgetError, match="too many to compose"):
+        accounting.calibrate(epsilon=100.0, delta=1e-5, sampling_probability=0.01, steps=10**9)
+    assert len(composed) == 3 and max(rho for ((rho, _, _),) in composed) < 100.0
+
+
+def test_delta_above_a_half_is_refused_by_every_door():
+    for ask in (
+        lambda: accounting.epsilon(noise_multiplier=1.0, sampling_probability=0.1, steps=10, delta=0.6),
+        lambda: accounting.steps_within(epsilon=1.0, delta=0.6, noise_multiplier=1.0, sampling_probability=0.1),
+    ):
+        with pytest.raises(BudgetError, match="delta is 0.6"):
+            ask()
 
 
 @pytest.mark.timeout(120)

@@ -336,7 +336,8 @@ def test_no_gain_where_it_would_not_be_one_of_the_models(complete, without_figur
     assert 'data-key="gain"' in render([one, one])
     for other in (fewer, bolder, together, other_data, replace(one, certified=[])):
         for pair in ([one, other], [other, one]):
-            assert 'data-key="gain"' not in render(pair) and "More than" not in render(pair)
+            page = render(pair)
+            assert 'data-key="gain"' not in page and "More than" not in page
 
 
 def test_runs_of_different_data_sets_are_marked(without_figures):

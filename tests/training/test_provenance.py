@@ -1,6 +1,7 @@
 """D22: weights that have seen the records never get a finite epsilon that ignores it."""
 
 import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -32,6 +33,13 @@ def train(model, data, method="dpsgd", **options):
     return dpcert.train(model, data, method, **{**SETTINGS, **options})
 
 
+def shift(module):
+    """Change every weight, so that no tensor is recognized by its values."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.01
+
+
 def composed(*runs):
     from dpcert.privacy.accounting import compose
 
@@ -59,7 +67,18 @@ def test_twin_each_training_alone_is_below_the_truth():
     assert composed(second) == first.epsilon < second.epsilon
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "state dict", "one layer", "another loop"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "deepcopy",
+        "state dict",
+        "one layer",
+        "another loop",
+        "part of another model",
+        "a layer of it, changed",
+        "averaged in place",
+    ],
+)
 def test_weights_are_recognized_however_they_came(how):
     model, data = fresh(), data_of(0)
     first = train(model, data)
@@ -68,13 +87,23 @@ def test_weights_are_recognized_however_they_came(how):
     elif how == "state dict":
         again = fresh()
         again.load_state_dict(model.state_dict())
+    elif how == "part of another model":
+        again = nn.Sequential(model, nn.Linear(3, 3))
+        shift(model[1])
+    elif how == "a layer of it, changed":
+        again = nn.Sequential(nn.Flatten(), model[1], nn.Linear(3, 3))
+        shift(model[1])
+    elif how == "averaged in place":
+        again, other = copy.deepcopy(model), fresh()
+        with torch.no_grad():
+            for mine, theirs in zip(again.parameters(), other.parameters(), strict=True):
+                mine.lerp_(theirs, 0.5)
     elif how == "one layer":
         again = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Tanh(), nn.Linear(3, 3))
         again[1].load_state_dict(model[1].state_dict())
     else:
         again = model
-        with torch.no_grad():
-            again[1].weight += 0.01
+        shift(again)
     assert train(again, data).epsilon == pytest.approx(composed(first, first), rel=1e-9)
 
 
@@ -85,6 +114,24 @@ def test_other_records_and_fresh_models_are_not_charged():
         warnings.simplefilter("error", DpcertWarning)
         assert train(model, data_of(1)).epsilon == first.epsilon
         assert train(fresh(), data).epsilon == first.epsilon
+
+
+def test_untrained_parts_of_a_trained_model_are_not_charged():
+    """A frozen backbone and a layer without weights have learnt nothing from the records."""
+    data, backbone, activation = data_of(0), nn.Linear(36, 5).requires_grad_(False), nn.Tanh()
+    first = train(nn.Sequential(nn.Flatten(), backbone, activation, nn.Linear(5, 3)), data)
+    assert train(nn.Sequential(nn.Flatten(), backbone, activation, nn.Linear(5, 3)), data).epsilon == first.epsilon
+
+
+def test_a_pickled_model_does_not_carry_hashes_of_the_records():
+    model, data = fresh(), data_of(0)
+    data.x_train[0] = 0.0  # its hash is 0 under every key
+    first = train(model, data)
+    pickled = pickle.dumps(model)
+    hashes = record_hashes(data.x_train)
+    assert not any(int(number).to_bytes(8, "little") in pickled for number in hashes[1:])
+    again = pickle.loads(pickled)  # noqa: S301
+    assert train(again, data).epsilon > first.epsilon  # in this process the tensors are recognized
 
 
 def test_one_shared_record_is_enough():

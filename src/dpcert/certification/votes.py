@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..isolation import Forward, each_row_alone, keeps_rows_apart, refuse_mixing
-from ..outputs import logits_of, require_logits
+from ..outputs import copied, logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
@@ -30,7 +30,7 @@ ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk stays in a core's cache; othe
 
 def voting_copy(model: nn.Module) -> nn.Module:
     """A copy of the model for voting: evaluation mode, channels innermost (pools are several times faster)."""
-    voter = copy.deepcopy(model).eval()
+    voter = copied(getattr(model, "_orig_mod", model)).eval()  # what torch.compile wraps: its bits change with the batch size
     voter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return voter
 
@@ -48,7 +48,7 @@ def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None
     if keeps_rows_apart(voter, input_shape):
         return
     try:
-        refuse_mixing(voter, input_shape, may_be_random=True)
+        refuse_mixing(voter, input_shape, voting=True)
     except ModelError:
         raise
     except Exception:  # a classifier that takes no inputs but its own kind: each row is run alone in any case

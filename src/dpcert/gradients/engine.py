@@ -12,6 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ..isolation import one_at_a_time
+
+_ROUNDING_MARGIN = 1.0 - 2.0**-20  # as in `privacy.clipping`
 LossOfOne = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -45,14 +48,20 @@ class ClipRule(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """A rule with its clip norm C."""
+    """A rule with its clip norm C.
+
+    Guarantee, for a rule of the user's own too: a factor depends on its own norm only, and no clipped gradient is longer
+    than the bound the rule states.
+    """
 
     rule: ClipRule
     norm: float
 
     def factors(self, norms: Tensor) -> Tensor:
         """Factor of each example."""
-        return self.rule.factors(norms, self.norm)
+        factors = one_at_a_time(lambda norm: self.rule.factors(norm, self.norm))(norms) if len(norms) else norms
+        largest = self.sensitivity * _ROUNDING_MARGIN / norms
+        return torch.where(torch.isfinite(norms) & torch.isfinite(factors), factors.clamp(-largest, largest), 0.0)
 
     @property
     def sensitivity(self) -> float:

@@ -12,24 +12,35 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import ModelError
 from ..isolation import dissimilar_rows, refuse_mixing
-from ..outputs import does_not_take, logits_of
+from ..outputs import copied, does_not_take, logits_of
+
+_WRAPPERS = {  # by name: importing the compiler takes seconds
+    "OptimizedModule": "give the module that torch.compile was called with",
+    "DataParallel": "give the module inside it, model.module",
+    "DistributedDataParallel": "give the module inside it, model.module",
+    "ScriptModule": "give the nn.Module that it was scripted or traced from",
+}
 
 
-def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, training: bool = True) -> None:
+def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
     """Raise `ModelError`, naming the layer and the remedy, unless examples stay apart and shapes fit."""
     parameters = dict(model.named_parameters())
-    if training and not any(parameter.requires_grad for parameter in parameters.values()):
+    if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ModelError("the model has no trainable parameter; set requires_grad on what should be trained")
     for name, layer in model.named_modules():
         _refuse_known(name, layer)
     odd = [name for name, parameter in parameters.items() if parameter.dtype != torch.float32]
-    if training and odd:
+    if odd:
         raise ModelError(f"parameter {odd[0]!r} is {parameters[odd[0]].dtype}, training needs float32; call model.float()")
     _probe(model, input_shape, classes)
+    copied(model)
 
 
 def _refuse_known(name: str, layer: nn.Module) -> None:
     kind = f"layer {name!r} ({type(layer).__name__})"
+    for wrapper, remedy in _WRAPPERS.items():
+        if any(base.__name__ == wrapper for base in type(layer).__mro__):
+            raise ModelError(f"the model is a {type(layer).__name__}, which cannot be trained one example at a time; {remedy}")
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
         raise ModelError(
             f"{kind} in training mode mixes the examples of a batch; replace it by nn.GroupNorm, "
@@ -47,9 +58,9 @@ def _probe(model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # as in training: a layer may remember only then
             logits = model(rows.to(device))
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except Exception as error:  # any model may come here
         raise does_not_take(input_shape, error) from error
     changed = [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
     if changed:

@@ -25,6 +25,7 @@ RELATION = "add-or-remove-one"
 ACCOUNTANT = "pld"
 LARGEST_NOISE_MULTIPLIER = 10_000.0
 SMALLEST_NOISE_MULTIPLIER = 0.05
+LARGEST_DELTA = 0.5  # a promise that fails half the time; near 1 the bound is noisy and takes minutes
 MOST_STEPS = 10**9  # rounding errors of a composition grow with its steps: up to here they stay below 1e-6 of delta
 _MOST_BUCKETS = 1 << 24  # of a composed distribution: some 1.5 GB and a minute
 _NEAR = 1.2
@@ -69,7 +70,7 @@ def compose(events: Iterable[GaussianSteps], delta: float, coarser: float = 1.0)
 
     `coarser` widens the buckets of the discretisation: faster, still an upper bound, not as tight.
     """
-    finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError)
+    finite_in("delta", delta, 0.0, LARGEST_DELTA, open_low=True, error=BudgetError, remedy="e.g. 1e-5")
     charged = _charged(events)
     if not charged:
         return 0.0
@@ -242,17 +243,23 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
     Guarantee: ``accounting.epsilon(calibrate(...), ...) <= epsilon`` and >= 99.9 % of it.
     """
     finite_in("epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError, remedy="a usual budget is 1 to 8")
-    finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError, remedy="e.g. 1e-5")
+    finite_in("delta", delta, 0.0, LARGEST_DELTA, open_low=True, error=BudgetError, remedy="e.g. 1e-5")
     GaussianSteps(1.0, sampling_probability, steps)
     integer_in("steps", steps, 1, error=BudgetError)
 
     refused: list[tuple[float, _TooLargeError]] = []
+
+    def renyi_is_far_below(aim: float, rho: float) -> bool:
+        bound = rdp_epsilon(noise_multiplier=rho, sampling_probability=sampling_probability, steps=steps, delta=delta)
+        return bound < aim / 2
 
     def spent(rho: float, coarser: float = 1.0) -> float:
         try:
             found = compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
         except _TooLargeError as error:
             refused.append((rho, error))
+            if renyi_is_far_below(aim, rho):  # the answer has less noise than this, and its distribution is larger still
+                raise
             return math.inf  # more noise makes the distribution smaller
         for too_little, reason in refused:
             if found < aim and too_little < rho < _NEAR * too_little:  # the answer is between: halving it further never ends

@@ -76,7 +76,7 @@ def make_plan(
         raise ConfigError(f"train.batch_size is {batch_size}, larger than the {dataset_size} records; lower it")
     finite_in("train.epochs", epochs, 0.0, 1e6, open_low=True)
     finite_in("privacy.epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError, remedy="a usual budget is 1 to 8")
-    finite_in("privacy.delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError, remedy="e.g. 1e-5")
+    finite_in("privacy.delta", delta, 0.0, accounting.LARGEST_DELTA, open_low=True, error=BudgetError, remedy="e.g. 1e-5")
     finite_in("privacy.clip_norm", clip_norm, 0.0, 1e6, open_low=True)
     steps = int(epochs * dataset_size / batch_size)
     if steps < 1:

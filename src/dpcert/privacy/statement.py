@@ -205,7 +205,7 @@ def _checked(facts: Any) -> Any:
     wrong += [] if unbounded or isinstance(facts.get("clip_norm"), number) else ["clip_norm"]
     if wrong:
         raise LedgerError(f"the ledger's first line states no usable {wrong[0]!r}; restore the ledger from a copy")
-    finite_in("the ledger's delta", facts["delta"], 0.0, 1.0, open_low=True, open_high=True, error=LedgerError)
+    finite_in("the ledger's delta", facts["delta"], 0.0, accounting.LARGEST_DELTA, open_low=True, error=LedgerError)
     integer_in("the ledger's dataset_size", facts["dataset_size"], 1, 2**53, error=LedgerError)
     return facts
 

@@ -1,12 +1,13 @@
 """What a module's weights have already seen, so that a second training on the same records is not taken for a first one.
 
 `dpcert.train` trains in place. Weights that have seen a record depend on it, so the epsilon of another training alone would
-be too small. What was seen is remembered on the module, and by the digests of its trained tensors (for weights that were
-copied into another module). A later training on any of the same records composes with the earlier ones; where those were not
-private, nothing finite can be said.
+be too small. What was seen is remembered on the module and its trained parts, and by the digests of its trained tensors (for
+weights that were copied into another module). A later training on any of the same records composes with the earlier ones;
+where those were not private, nothing finite can be said.
 
-Only this process is covered. Weights that come from a file or another program carry no such memory: the privacy statement
-names the condition that initial weights must not depend on the records.
+Only this process is covered, and only weights that were copied as they are. Weights that come from a file or another program,
+or that were computed from trained ones (an average of two models in a new module), carry no such memory: the privacy
+statement names the condition that initial weights must not depend on the records.
 """
 
 import hashlib
@@ -38,6 +39,13 @@ class Seen:
     def __deepcopy__(self, memo: object) -> "Seen":
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled module goes to other people: hashes of the records, even keyed ones, could tell who was among them.
+
+        What comes back may have seen any records.
+        """
+        return Seen, (None, self.releases)
+
 
 _SEEN_BY_TENSOR: dict[bytes, tuple[Seen, ...]] = {}
 
@@ -62,8 +70,9 @@ def remember(model: nn.Module, before: dict[str, bytes], images: Tensor, ledger:
 
 def remember_loaded(model: nn.Module, ledger: Ledger) -> None:
     """Note that `model` holds the weights of a finished run, whose records may be any: training it further composes."""
+    for module in model.modules():
+        setattr(module, _ATTRIBUTE, ())  # all its weights were replaced
     if all(digest in _SEEN_BY_TENSOR for digest in tensor_digests(model).values()):
-        setattr(model, _ATTRIBUTE, ())
         return  # these very weights were trained in this process: their records are known
     private = why_not_private(ledger) is None
     earlier = tuple(ledger.earlier) if private else ()
@@ -77,10 +86,11 @@ def _charged(ledger: Ledger) -> tuple[GaussianSteps, ...] | None:
 
 
 def _note(model: nn.Module, before: dict[str, bytes], history: tuple[Seen, ...]) -> None:
-    setattr(model, _ATTRIBUTE, history)
-    for name, digest in tensor_digests(model).items():
-        if before.get(name) != digest:
-            _SEEN_BY_TENSOR[digest] = history
+    trained = {name: digest for name, digest in tensor_digests(model).items() if before.get(name) != digest}
+    _SEEN_BY_TENSOR.update(dict.fromkeys(trained.values(), history))
+    for path, module in model.named_modules():  # a trained part remembers too: it may be built into another model
+        if not path or any(name.startswith(f"{path}.") for name in trained):
+            setattr(module, _ATTRIBUTE, history)
 
 
 def tensor_digests(model: nn.Module) -> dict[str, bytes]:
@@ -95,7 +105,7 @@ def tensor_digests(model: nn.Module) -> dict[str, bytes]:
 
 def _history(model: nn.Module) -> tuple[Seen, ...]:
     """Every training that these weights carry, each once."""
-    known: Iterable[Seen] = getattr(model, _ATTRIBUTE, ())
+    known: Iterable[Seen] = (seen for module in model.modules() for seen in getattr(module, _ATTRIBUTE, ()))
     by_tensor = (seen for digest in tensor_digests(model).values() for seen in _SEEN_BY_TENSOR.get(digest, ()))
     return tuple(dict.fromkeys([*known, *by_tensor]))
 

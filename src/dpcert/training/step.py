@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..gradients.engine import Clip, ClippedSum, Engine, FirstOnly, empty_sum, trainable
-from ..methods import Method, Views
+from ..isolation import dissimilar_rows
+from ..methods import VIEWS, Method, Views
 from ..privacy.mechanism import Mechanism
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
 from ..workers import parallel_map
@@ -93,9 +94,17 @@ def _clipped_sum_of(context: StepContext, engine: Engine, indices: Tensor, part:
     views_of = context.method.views_at(step * context.mechanism.plan.sampling_probability)
     shape, key = (views_of.copies, *x.shape[1:]), context.mechanism.key
     noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.start + part.size, shape, device, step)
-    views = views_of(context.model, x, labels, noise)
+    views = views_of_each(views_of, context.model, x, labels, noise)
     clipped = engine(context.model, context.method.loss, views, labels, FirstOnly(context.clip, len(indices)))
     return ClippedSum(clipped.value, clipped.sensitivity, clipped.norms[: len(indices)])
+
+
+def views_of_each(views: Views, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+    """The views of every example; views of the user's own see one example at a time, so they cannot mix them."""
+    if type(views) in VIEWS.values():
+        return views(model, x, labels, noise)
+    rows = zip(x.split(1), labels.split(1), noise.split(1), strict=True)  # type: ignore[no-untyped-call]
+    return torch.cat([views(model, *row) for row in rows])
 
 
 def _part_sizes(context: StepContext, rows: int) -> tuple[int, int]:
@@ -167,16 +176,18 @@ def _is_about_memory(error: RuntimeError) -> bool:
 
 
 def check_views(views: Views, model: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Refuse views that mix examples: change one row, and no other row's views may move by a bit."""
+    """Refuse views that mix examples: change one of several unlike rows, and no other row's views may move by a bit."""
     device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand((3, *input_shape), generator=generator).to(device)
-    noise = torch.randn((3, views.copies, *input_shape), generator=generator).to(device)
-    labels = torch.zeros(3, dtype=torch.long, device=device)
-    other = x.clone()
-    other[0] = 1.0 - other[0]
-    before, after = views(model, x, labels, noise), views(model, other, labels, noise)
-    if before.shape[:2] != (3, views.count) or not torch.equal(before[1:], after[1:]):
+    x = dissimilar_rows(input_shape).to(device)
+    noise = torch.randn((len(x), views.copies, *input_shape), generator=torch.Generator().manual_seed(0)).to(device)
+    labels = torch.zeros(len(x), dtype=torch.long, device=device)
+    before = views(model, x, labels, noise)
+    alike = before.shape[:2] == (len(x), views.count)
+    for place in (0, len(x) - 1):  # the last one holds the largest number
+        other, others = x.clone(), torch.arange(len(x)) != place
+        other[place] = 1.0 - other[place]
+        alike = alike and torch.equal(before[others], views(model, other, labels, noise)[others])
+    if not alike:
         raise ModelError(
             f"the views {type(views).__name__} mix examples or give another number of views than they state; "
             "make the views of a row from that row alone"
