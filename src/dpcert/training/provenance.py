@@ -105,9 +105,12 @@ def tensor_digests(model: nn.Module) -> dict[str, bytes]:
 
 def _history(model: nn.Module) -> tuple[Seen, ...]:
     """Every training that these weights carry, each once."""
-    known: Iterable[Seen] = (seen for module in model.modules() for seen in getattr(module, _ATTRIBUTE, ()))
-    by_tensor = (seen for digest in tensor_digests(model).values() for seen in _SEEN_BY_TENSOR.get(digest, ()))
-    return tuple(dict.fromkeys([*known, *by_tensor]))
+    noted = [seen for module in model.modules() for seen in getattr(module, _ATTRIBUTE, ())]
+    digests = tensor_digests(model).values()
+    if all(digest in _SEEN_BY_TENSOR for digest in digests):  # trained in this process: which records is known exactly
+        noted = [seen for seen in noted if seen.records is not None]
+    by_tensor = [seen for digest in digests for seen in _SEEN_BY_TENSOR.get(digest, ())]
+    return tuple(dict.fromkeys([*noted, *by_tensor]))
 
 
 def record_hashes(images: Tensor) -> np.ndarray:
