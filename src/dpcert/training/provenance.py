@@ -12,7 +12,6 @@ statement names the condition that initial weights must not depend on the record
 
 import hashlib
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
