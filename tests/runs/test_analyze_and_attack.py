@@ -241,7 +241,7 @@ def test_a_request_that_made_nothing_binds_nobody(run):
 def test_the_papers_signs_on_mnist(tmp_path):
     """The certified radius falls with each of the three metrics (Section 5.2 of the paper); 50 images, two seconds."""
     shutil.copytree(PUBLISHED, tmp_path / "run")
-    rows = analyze(tmp_path / "run", AnalyzeRequest(examples=50)).rows
+    rows = analyze(open_run(tmp_path / "run"), AnalyzeRequest(examples=50)).rows
     radius = earned_radius(np.array([r.radius for r in rows]), np.array([r.correct for r in rows]))
     shuffled = np.random.default_rng(0).permutation(radius)
     for name in METRICS:

@@ -12,6 +12,7 @@ from dpcert.errors import DataError
 from dpcert.runs.config import parse, read_toml
 from dpcert.runs.defaults import KEYS, training_defaults
 from dpcert.runs.resolve import resolve
+from dpcert.training.settings import TrainConfig
 from tests.conftest import blobs
 
 PRESETS = {"mnist/dp-gaussian": (512, 0.5, 40), "fashion-mnist/dp-gaussian": (2048, 4.0, 40)}
@@ -137,3 +138,8 @@ def test_the_command_prints_them_and_writes_them_and_is_a_no_op_when_rerun(tmp_p
     assert stored.train.batch_size == 64 and math.isclose(
         stored.train.learning_rate, training_defaults(240, (1, 8, 8)).learning_rate
     )
+
+
+def test_a_tiny_clip_norm_gives_a_rate_that_the_config_accepts():
+    chosen = training_defaults(2000, (1, 28, 28), clip_norm=1e-300)
+    assert TrainConfig(learning_rate=chosen.learning_rate).learning_rate == 1e6

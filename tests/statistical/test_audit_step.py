@@ -11,25 +11,23 @@ import torch
 import torch.nn.functional as F
 
 import dpcert
-from dpcert.gradients.engine import ClippedSum, clip_and_sum
+from dpcert.gradients.engine import Clip, ClippedSum, clip_and_sum
 from dpcert.gradients.layerwise import Layerwise
 from dpcert.gradients.vmap import per_example_gradients
 from dpcert.losses import cross_entropy
 from dpcert.methods import METHODS
 from dpcert.privacy import mechanism, noise
-from dpcert.privacy.clipping import Flat
 from dpcert.training import audit
 
 PRIVATE = [name for name, row in METHODS.items() if row.clip != "none"]
+ALWAYS = (
+    "dpsgd",
+    "psac",
+    "dp-gaussian",
+    "dp-stability",
+    "dp-smoothadv+psac",
+)  # each kind of views, loss and clip; the others: slow
 TWINS = ["no noise", "no clip", "each view clipped", "noise over sqrt(K+1)", "cross-example loss"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Unclipped(Flat):
-    """Says C and does not clip."""
-
-    def factors(self, norms, clip_norm):
-        return torch.ones_like(norms)
 
 
 def each_view_clipped(model, loss, views, labels, clip):
@@ -62,8 +60,8 @@ def audited(name, draws, seed, patch):
     if name in METHODS:
         return audit.one_step(dpcert.method(name, sigma=0.25), draws=draws, seed=seed)
     method = dpcert.method("dp-gaussian", sigma=0.25)
-    if name == "no clip":
-        method = dataclasses.replace(method, clip=Unclipped())
+    if name == "no clip":  # a rule that does not clip would be held to its own bound: the engine itself must be broken
+        patch.setattr(Clip, "factors", lambda clip, norms: torch.ones_like(norms))
     if name in ("no noise", "noise over sqrt(K+1)"):
         patch.setattr(mechanism, "noise", with_less_noise(0.0 if name == "no noise" else 1 / math.sqrt(3)))
     if name in ("each view clipped", "cross-example loss"):
@@ -72,7 +70,7 @@ def audited(name, draws, seed, patch):
     return audit.one_step(method, draws=draws, seed=seed)
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in PRIVATE])
 def test_the_bound_is_below_the_promise_and_alive(name, monkeypatch):
     found = audited(name, 1000, 0, monkeypatch)
     assert found.exact_epsilon == pytest.approx(4.377, abs=1e-3)

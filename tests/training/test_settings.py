@@ -49,7 +49,7 @@ def test_a_run_without_the_new_keys_has_the_files_it_always_had(tmp_path, notes)
     )
     header = set(read_model(tmp_path / "run" / "model.safetensors")[1])
     assert header == {"method", "dataset", "config_sha256", "epsilon", "delta", "privacy", "statement", "ledger_head",
-                      "ledger_sha256", "format", "input_shape", "classes"}  # fmt: skip
+                      "ledger_sha256", "format", "input_shape", "classes", "model_class", "model_logits", "test_images_sha256"}  # fmt: skip
     model = fresh()  # the loop as it was: PyTorch's SGD, nothing else
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for gradient in notes.gradients:

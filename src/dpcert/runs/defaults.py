@@ -20,6 +20,7 @@ KEYS = ("batch_size", "learning_rate", "epochs")
 _BATCH_OVER_ROOT = 4.0
 _ANCHOR_BATCH, _ANCHOR_RATE, _ANCHOR_CLIP, _ANCHOR_PIXELS = 1024, math.sqrt(2.0), 0.1, 28 * 28
 _LARGEST_RATE = 4.0  # that of Fashion-MNIST
+_MOST_ALLOWED = 1e6  # what train.learning_rate accepts, for a tiny clip norm
 _EPOCHS, _MOST_STEPS = 40.0, 2500
 _RATE_WITHOUT_CLIPPING = 0.01  # the authors' value: gradients are not shortened
 _RATE_OF_ADAM = 0.001  # its steps do not depend on the length of the gradient
@@ -47,6 +48,7 @@ def training_defaults(
     else:
         smaller = min(1.0, math.sqrt(_ANCHOR_PIXELS / math.prod(input_shape)))
         rate = min(_LARGEST_RATE, _ANCHOR_RATE * batch / _ANCHOR_BATCH) * (_ANCHOR_CLIP / clip_norm) * smaller
+        rate = min(_MOST_ALLOWED, rate)
     return TrainingDefaults(batch, float(f"{rate:.2g}"), epochs)
 
 
