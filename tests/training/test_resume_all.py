@@ -12,7 +12,13 @@ from dpcert.training.schedules import SCHEDULES
 from tests.training.knobs import STEPS, files, small_blocks, train
 
 __all__ = ["small_blocks"]
-ALL = [pytest.param(*names, id="-".join(names)) for names in itertools.product(OPTIMIZERS, SCHEDULES, AVERAGES)]
+# Nine of them always, in which every pair of names occurs; the other combinations with the slow tests.
+ALL = [
+    pytest.param(*names, id="-".join(names), marks=() if sum(places) % 3 == 0 else pytest.mark.slow)
+    for names, places in zip(
+        itertools.product(OPTIMIZERS, SCHEDULES, AVERAGES), itertools.product(range(3), repeat=3), strict=True
+    )
+]
 
 
 class Crash(BaseException):
