@@ -13,9 +13,7 @@ from pathlib import Path
 import dpcert
 
 RESULTS = Path(__file__).parent / "results" / "weights.jsonl"
-GRID: dict[
-    str, list[dict[str, float]]
-] = {  # weights of the original papers; add others if these are worse than plain views
+GRID: dict[str, list[dict[str, float]]] = {  # weights of the original papers; add others if these are worse than plain views
     "dp-gaussian": [{}],
     "dp-stability": [{"stability_gamma": 2.0}],
     "dp-gaussian+consistency": [{"consistency_lambda": 5.0, "consistency_eta": 0.5}],
