@@ -1,1 +1,1 @@
-"""One script for one question; ratios measured in one run, interleaved, as JSON, a table and a plot."""
+"""Benchmarks: one script per question. Each reports interleaved ratios of one run as JSON, a table and a plot."""

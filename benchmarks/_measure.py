@@ -1,4 +1,4 @@
-"""Interleaved timing: every contender takes its turn in every round, and medians are compared."""
+"""Interleaved timing: every contender runs once per round, and medians are compared."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved(contenders: dict[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of each contender in each round, after `warm_up` rounds that do not count."""
+    """Seconds of each contender in each round, without the first `warm_up` rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(warm_up + rounds):
         for name, work in contenders.items():
@@ -32,7 +32,7 @@ def summary(seconds: list[float]) -> dict[str, float]:
 
 
 def ratio(seconds: list[float], base: list[float]) -> dict[str, float]:
-    """Median and quartiles of the ratio round by round: both sides had the same neighbours."""
+    """Median and quartiles of the ratio per round, so that both sides ran under the same load."""
     ratios = [a / b for a, b in zip(seconds, base, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {"median": middle, "low": low, "high": high}
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="few rounds, as a smoke test")
     return parser.parse_args()
 
 
@@ -65,7 +65,7 @@ def save(name: str, result: dict[str, Any]) -> Path:
 
 
 def bars(name: str, title: str, groups: dict[str, dict[str, float]], unit: str) -> Path:
-    """A bar chart: groups of contenders."""
+    """Draw a bar chart with one group of contenders per case."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")

@@ -1,6 +1,6 @@
-"""How much faster is certification than the loop the field runs? The same n0, n, alpha; every vote is cast on both sides.
+"""How much faster is certification than the standard loop? Same n0, n and alpha; both sides cast every vote.
 
-The loop of Cohen et al. (2019) takes one image at a time, repeats it 1,000 times, adds fresh noise, and counts one by one.
+The loop of Cohen et al. (2019) takes one image at a time, repeats it 1,000 times, adds fresh noise and counts one by one.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Does time grow linearly? Steps by examples and by views, certification by votes, steps by parameters."""
+"""Does time grow linearly? Training steps by examples, views and parameters; certification by votes."""
 
 import time
 
@@ -41,7 +41,7 @@ def main() -> None:
     repeats = 2 if options.quick else 5
     data = dpcert.load_dataset("mnist")
     model = dpcert.build_model("cnn", seed=0)
-    found: dict[str, dict[str, float]] = {
+    measured: dict[str, dict[str, float]] = {
         "examples in a step (K = 2)": {},
         "views K + 1 (B = 512)": {},
         "votes n": {},
@@ -49,24 +49,24 @@ def main() -> None:
     }
     for batch in (256, 512, 1024, 2048):
         t.BATCH = batch
-        found["examples in a step (K = 2)"][str(batch)] = seconds(t.private(data, 2, "layerwise"), repeats)
+        measured["examples in a step (K = 2)"][str(batch)] = seconds(t.private(data, 2, "layerwise"), repeats)
     t.BATCH = 512
     for copies in (1, 3, 7):
-        found["views K + 1 (B = 512)"][str(copies + 1)] = seconds(t.private(data, copies, "layerwise"), repeats)
+        measured["views K + 1 (B = 512)"][str(copies + 1)] = seconds(t.private(data, copies, "layerwise"), repeats)
     for n in (2500, 5000, 10_000, 20_000):
         work = lambda n=n: dpcert.certify(model, data.x_test[:20], data.y_test[:20], sigma=0.5, n=n, seed=0)  # noqa: E731
-        found["votes n"][str(n)] = seconds(work, max(1, repeats // 2))
+        measured["votes n"][str(n)] = seconds(work, max(1, repeats // 2))
     for width in (64, 256, 1024, 4096):
-        found["parameters"][str(sum(p.numel() for p in wide(width).parameters()))] = seconds(by_parameters(width), repeats)
+        measured["parameters"][str(sum(p.numel() for p in wide(width).parameters()))] = seconds(by_parameters(width), repeats)
     table = Table(title="growth of time")
     for heading in ("by", "size", "ms", "time over size, first = 1"):
         table.add_column(heading)
-    for name, series in found.items():
+    for name, series in measured.items():
         first_size, first = next((int(size), s) for size, s in series.items())
         for size, s in series.items():
             table.add_row(name, size, f"{1e3 * s:.0f}", f"{(s / first) / (int(size) / first_size):.2f}")
     Console(width=110).print(table)
-    print(save("growth", {"seconds": found}))
+    print(save("growth", {"seconds": measured}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Does memory grow with the views or with the logical batch? The maximum resident size of a fresh process over ten steps."""
+"""Does memory grow with the views or the logical batch? Peak resident memory of a fresh process over ten steps."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ CASES = [(0, 512), (2, 512), (4, 512), (8, 512), (2, 1024), (2, 2048), (2, 4096)
 
 
 def one(copies: int, batch: int, engine: str) -> float:
-    """Megabytes at the peak of ten private steps."""
+    """Peak memory of ten private steps, in megabytes."""
     from benchmarks import training_step as t
 
     t.BATCH = batch

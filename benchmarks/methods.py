@@ -1,4 +1,4 @@
-"""What does each method cost beside DPSGD? One step of MNIST's CNN at B = 512 and K = 2, every method in turn."""
+"""What does each method cost compared with DPSGD? One step of the MNIST CNN at B = 512 and K = 2, for every method."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,22 +40,22 @@ def step_of(name: str) -> Callable[[], None]:
     engines = choose("auto", model, method.loss, (1, 28, 28), worker_count(torch.device("cpu")))
     optimizer = torch.optim.SGD(trainable(model).values(), lr=0.5, momentum=0.9)
     clip = Clip(method.clip_rule, 0.1)
-    problem = StepContext(
+    context = StepContext(
         model, data.x_train, data.y_train, method, clip, engines, Mechanism(plan, key, ledger), optimizer, 480
     )
-    problem = replace(problem, small_parts=small_parts_change_no_bit(problem))  # as a training does
-    steps = iter(range(2000, plan.steps))  # after the ramp of the adversary's radius
-    return lambda: private_step(problem, next(steps))
+    context = replace(context, small_parts=small_parts_change_no_bit(context))  # as training does
+    steps = iter(range(2000, plan.steps))  # after the warm-up of the attack radius
+    return lambda: private_step(context, next(steps))
 
 
 def main() -> None:
-    asked = arguments(__doc__ or "")
-    rounds = 3 if asked.quick else asked.rounds
+    options = arguments(__doc__ or "")
+    rounds = 3 if options.quick else options.rounds
     seconds = interleaved({name: step_of(name) for name in METHODS}, rounds)
-    found = {name: {**summary(times), "over_dpsgd": ratio(times, seconds["dpsgd"])} for name, times in seconds.items()}
-    for name, row in found.items():
+    rows = {name: {**summary(times), "over_dpsgd": ratio(times, seconds["dpsgd"])} for name, times in seconds.items()}
+    for name, row in rows.items():
         print(f"{name:26s} {row['median_ms']:7.1f} ms   {row['over_dpsgd']['median']:.2f} x DPSGD")  # type: ignore[index]
-    save("methods", {"rounds": rounds, "methods": found})
+    save("methods", {"rounds": rounds, "methods": rows})
 
 
 if __name__ == "__main__":

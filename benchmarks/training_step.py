@@ -1,7 +1,7 @@
-"""What does privacy cost? One training step, private and not, on the same rows, for K in {0, 2, 8}.
+"""How much time does privacy cost? One private and one non-private training step on the same rows, for K in {0, 2, 8}.
 
-Contenders: the best non-private step we could write (channels last, chunks), SGD as usually written, our engines through
-the real private step, and Opacus 1.6 in the authors' way (a gradient for each row, averaged over the views of an example).
+Contenders: the fastest non-private step we could write (channels last, chunks), standard SGD, our engines in the real private
+step, and Opacus 1.6 as in the authors' code (a gradient for each row, averaged over the views of an example).
 """
 
 import warnings
@@ -82,7 +82,7 @@ def private(data: Dataset, copies: int, engine: str):
         torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
         settings.train.physical_batch,
     )
-    problem = replace(problem, small_parts=small_parts_change_no_bit(problem))  # as a training does
+    problem = replace(problem, small_parts=small_parts_change_no_bit(problem))  # as training does
     counter = [0]
 
     def step() -> None:
@@ -93,7 +93,7 @@ def private(data: Dataset, copies: int, engine: str):
 
 
 def opacus(data: Dataset, copies: int):
-    """The authors' way: hooks give a gradient for every row; rows of one example are averaged, clipped, summed."""
+    """As in the authors' code: hooks give a gradient per row; the rows of one example are averaged, clipped and summed."""
     warnings.simplefilter("ignore")
     from opacus import GradSampleModule
 

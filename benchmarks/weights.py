@@ -1,9 +1,9 @@
-"""Does a regulariser with its original weight fall behind plain Gaussian views, under clipping and noise? On held-out records.
+"""Are regularizers with their original weights worse than plain Gaussian views, under clipping and noise? On held-out records.
 
     python benchmarks/weights.py [METHOD ...]        e.g. python benchmarks/weights.py dp-stability
 
-Ten epochs of MNIST at (3, 1e-5) with 5,000 records held out; smoothed at sigma 0.5 on 500 of them with n = 1,000. The test
-set is not read. One line of JSON a run is added to results/weights.jsonl; runs found there are not done again.
+Ten epochs of MNIST at (3, 1e-5) with 5,000 records held out; certified at sigma 0.5 on 500 of them with n = 1,000. The test
+set is not read. Each run adds one line of JSON to results/weights.jsonl; runs that are already there are skipped.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import dpcert
 
 RESULTS = Path(__file__).parent / "results" / "weights.jsonl"
-GRID: dict[str, list[dict[str, float]]] = {  # the originals' weights; add others where these fall behind plain views
+GRID: dict[str, list[dict[str, float]]] = {  # weights of the original papers; add others if these are worse than plain views
     "dp-gaussian": [{}],
     "dp-stability": [{"stability_gamma": 2.0}],
     "dp-gaussian+consistency": [{"consistency_lambda": 5.0, "consistency_eta": 0.5}],
@@ -31,9 +31,9 @@ def measure(name: str, settings: dict[str, float]) -> dict[str, object]:
     return {"method": name, **settings, "epsilon": run.epsilon, "clean_500": clean, "acr": certificates.acr, "certified": at}
 
 
-def main(asked: list[str]) -> None:
+def main(names: list[str]) -> None:
     done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    for name in asked or list(GRID):
+    for name in names or list(GRID):
         for settings in GRID[name]:
             if any(row["method"] == name and all(row.get(k) == v for k, v in settings.items()) for row in done):
                 continue

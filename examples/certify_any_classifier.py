@@ -9,7 +9,7 @@ RECORDS, EPOCHS, SIGMA = 3000, 2, 0.25
 
 
 class Classifier(nn.Module):
-    """Normalization is a part of the model, so that a radius is a distance between images with pixels in [0, 1]."""
+    """Normalization is part of the model, so a radius is a distance between images with pixels in [0, 1]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Classifier(nn.Module):
         return self.head(self.layers((x - 0.13) / 0.31))
 
 
-# 1. Your own training, without dpcert. Noise of the same sigma is what makes certified radii large.
+# 1. Train without dpcert. Noise with the same sigma makes the certified radii large.
 mnist = dpcert.load_dataset("mnist")
 model = Classifier()
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -35,7 +35,7 @@ for _ in range(EPOCHS):
         loss.backward()
         optimizer.step()
 
-# 2. Certify it. Nothing is assumed about how it was trained; nothing is said about privacy.
+# 2. Certify the model. This assumes nothing about its training and says nothing about privacy.
 x, y = mnist.x_test[:20], mnist.y_test[:20]
 certificates = dpcert.certify(model.eval(), x, y, sigma=SIGMA, n0=100, n=1000, alpha=0.001)
 for label, predicted, radius in zip(y.tolist(), certificates.predict.tolist(), certificates.radius.tolist(), strict=True):
@@ -45,5 +45,5 @@ print(
     f"average certified radius {certificates.acr:.3f}, certified at 0.25: {100 * certificates.certified_accuracy(0.25):.0f} %"
 )
 
-# 3. Deploy the smoothed classifier: that is the one the certificates are about.
+# 3. Deploy the smoothed classifier: the certificates are about this one.
 print("smoothed predictions:", dpcert.predict(model, x[:5], sigma=SIGMA, n=1000).tolist())

@@ -1,4 +1,4 @@
-"""Share a run as one file, check it as an outsider, and see that a forged figure is caught."""
+"""Share a run as one file, check it without secrets, and detect a forged radius."""
 
 import sys
 import zipfile
@@ -10,7 +10,7 @@ from dpcert.cli import main
 
 
 def dpcert(*words: str) -> int:
-    """Run one command as in a terminal, and return its exit code."""
+    """Run one command as in a terminal and return its exit code."""
     print(f"\n$ dpcert {' '.join(words)}", flush=True)
     try:
         main(list(words))
@@ -20,7 +20,7 @@ def dpcert(*words: str) -> int:
 
 
 def write_data(path: Path) -> None:
-    """Small images of two classes: dark above, or dark below."""
+    """Write small images of two classes: dark in the upper half, or in the lower half."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 2, 1200)
     images = generator.uniform(0.5, 1.0, (1200, 8, 8)).astype(np.float32)
@@ -47,15 +47,15 @@ settings = ["data.path=images.npz", "data.classes=2", "model.name=linear", "trai
 dpcert("train", *(word for setting in settings for word in ("--set", setting)), "--out", "runs/shared")
 dpcert("certify", "runs/shared", "--examples", "20")
 
-# 1. The owner exports. The bundle holds no key, no checkpoint and no data.
-Path("model.zip").unlink(missing_ok=True)  # export never replaces a file
+# 1. The owner exports the run. The bundle contains no key, no checkpoint and no data.
+Path("model.zip").unlink(missing_ok=True)  # export never overwrites a file
 dpcert("export", "runs/shared", "model.zip")
 
-# 2. Anyone checks: epsilon is recomputed from the ledger, each radius from its votes.
+# 2. Anyone can check it: verify recomputes epsilon from the ledger and each radius from its votes.
 if dpcert("verify", "model.zip") != 0:
-    sys.exit("the bundle should be sound")
+    sys.exit("the bundle should pass")
 
-# 3. A forged certificate is caught: verify names the file and exits with code 2.
+# 3. A forged certificate is detected: verify names the file and exits with code 2.
 forge(Path("model.zip"), Path("forged.zip"))
 if dpcert("verify", "forged.zip") != 2:
-    sys.exit("the forgery should be caught")
+    sys.exit("the forgery should be detected")

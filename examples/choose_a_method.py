@@ -2,7 +2,7 @@
 
 import dpcert
 
-# Small sizes show how to compare, not which method wins. MODEL = "cnn", 60,000 records and 40 epochs do (README).
+# These small sizes show how to compare, not which method wins. For that, use MODEL = "cnn", 60,000 records and 40 epochs.
 MODEL, RECORDS, EPOCHS, SIGMA = "linear", 1000, 5, 0.5
 BUDGET = {"epsilon": 3.0, "delta": 1e-5}
 
@@ -25,4 +25,4 @@ for name in ("dpsgd", "dp-gaussian"):
     print(f"{name:12}  {run.epsilon:7.2f}  {100 * accuracy:6.1f} %  {radius.value:.3f} ({radius.low:.3f} to {radius.high:.3f})")
 
 print("If the intervals overlap widely, certify more images or train on more records before you choose.")
-print("Epsilon covers each run alone. Choosing between the two after seeing both is not charged; each statement says so.")
+print("Epsilon covers each run separately. It does not cover the choice between them; each statement says so.")

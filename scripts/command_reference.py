@@ -1,4 +1,4 @@
-"""Write the command reference as Markdown, from the commands: ``python scripts/command_reference.py > commands.md``."""
+"""Generate the command reference as Markdown from the commands: ``python scripts/command_reference.py > commands.md``."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ Exit codes: 0 done; 2 a wrong request, with one line on stderr; 130 interrupted,
 
 
 def all_commands() -> Iterator[tuple[str, Any]]:
-    """Every command with its full name; a group of commands comes as its members."""
+    """Yield every command with its full name; a group yields its members."""
     yield from _members(typer.main.get_command(app), "dpcert")
 
 
@@ -32,14 +32,14 @@ def _members(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _cell(text: str) -> str:
-    """A help text for a table: defaults as a sentence, without the limits of a number."""
+    """A help text as a table cell: the default as a sentence, without numeric limits."""
     text = re.sub(r"; [\d<=]*x[<>]=\d+", "", " ".join(text.split()))
     text = re.sub(r"\[default: \(?(.*?)\)?\]$", r"Default: \1.", text).replace("[required]", "Required.")
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _names(names: str) -> str:
-    """Inside code, a bar does not end the cell."""
+    """Option names as code; a bar inside code does not end the cell."""
     return names.replace(" range>", ">")
 
 

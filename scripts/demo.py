@@ -1,7 +1,6 @@
-"""``make demo``: the product in under a minute, on a private model that is stored in results/. Writes to runs/demo only."""
+"""``make demo``: certify, predict and report in under a minute with a stored private model. Writes to runs/demo only."""
 
 import json
-import math
 import os
 import shlex
 import shutil
@@ -10,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from dpcert.rounding import ceil_text
+from dpcert.privacy.ledger import Ledger
+from dpcert.privacy.statement import state
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "results" / "mnist-dp-gaussian"
@@ -25,19 +25,18 @@ def main(folder: Path) -> None:
     shutil.rmtree(folder / STORED.name, ignore_errors=True)
     run = Path(shutil.copytree(STORED, folder / STORED.name))
     facts = json.loads((run / "metrics.json").read_text())
-    epsilon, delta = facts["privacy"]["epsilon"], facts["privacy"]["delta"]
-    detected = ceil_text(100 * (math.exp(epsilon) * 0.01 + delta), 1)
+    statement = state(Ledger.load(run / "ledger.jsonl"))
     say(
         "1. A private model",
         f"{STORED.relative_to(ROOT)} was trained on 60,000 MNIST images with differential privacy.",
-        f"epsilon = {ceil_text(epsilon, 4)} at delta = {delta:g}, clean accuracy {100 * facts['clean_accuracy']:.2f} %.",
-        f"At 1 % false alarms, no attack can detect a training image more than {detected} % of the time.",
+        f"{statement.short}, clean accuracy {100 * facts['clean_accuracy']:.2f} %.",
+        statement.membership,
         f"The demo works on a copy: {run}",
     )
     say(
         "2. Certify 20 test images",
         "Each is classified 5,100 times under noise. The votes prove a radius: no change of the image",
-        "within that radius can alter the prediction. ACR is the average certified radius.",
+        "within that radius can change the prediction. ACR is the average certified radius.",
     )
     dpcert("certify", run, "--examples", "20", "--n", "5000")
     digit, label = write_digit(folder)
@@ -47,18 +46,18 @@ def main(folder: Path) -> None:
     dpcert("report", run, "--html", run / "report.html")
     say(
         f"Done in {time.monotonic() - began:.0f} s. Open {run / 'report.html'} in a browser. Next:",
-        f"  .venv/bin/dpcert verify {STORED.relative_to(ROOT)}    # check all claims about this model as an outsider",
-        "  make run                                           # train and certify your own (about 10 minutes on 2 cores)",
+        f"  .venv/bin/dpcert verify {STORED.relative_to(ROOT)}    # check all claims about this model, without secrets",
+        "  make run                                           # train and certify a model (about 10 minutes on 2 cores)",
     )
 
 
 def say(title: str, *lines: str) -> None:
-    """Print a part of the story."""
+    """Print a section of the demo."""
     print("\n".join([f"\n{title}", *lines]), flush=True)
 
 
 def dpcert(*arguments: object) -> None:
-    """Show a command as a user types it, and run it."""
+    """Print a command as a user types it, and run it."""
     words = [str(argument) for argument in arguments]
     print(f"\n$ dpcert {shlex.join(words)}", flush=True)
     environment = {**os.environ, "COLUMNS": os.environ.get("COLUMNS", "110")}
@@ -68,7 +67,7 @@ def dpcert(*arguments: object) -> None:
 
 
 def write_digit(folder: Path) -> tuple[Path, int]:
-    """Write one MNIST test image as a PNG; its label tells whether the prediction is right."""
+    """Write one MNIST test image as a PNG and return its path and label."""
     from PIL import Image
 
     import dpcert as library
@@ -81,7 +80,7 @@ def write_digit(folder: Path) -> tuple[Path, int]:
 
 
 def picture(path: Path) -> str:
-    """The digit in characters, two rows of pixels a line."""
+    """The digit as text, two rows of pixels per line."""
     import numpy as np
     from PIL import Image
 

@@ -1,8 +1,8 @@
-"""Writes the sketches by which `dpcert pretrain` recognizes images of the registered private sets.
+"""Write the sketches that `dpcert pretrain` uses to recognize images of the registered private data sets.
 
     DPCERT_DATA=... python scripts/private_sketches.py src/dpcert/data/private_sketches.txt
 
-A line is the name of a set and the smallest digests of its images, training and test together (`dpcert.data.fingerprint`).
+A line has the name of a data set and the smallest digests of its training and test images (`dpcert.data.fingerprint`).
 """
 
 import sys

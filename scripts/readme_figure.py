@@ -11,7 +11,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs" / "images" / "certified_accuracy.png"
 ROWS = "certificates-sigma0.50.tsv"
-RUNS = {  # run, what the reader should see in it, color, place of the label
+RUNS = {  # run, message of the line, color, position of the label
     "mnist-regular": ("ordinary training: not private, not robust", "#707070", (0.03, 5)),
     "mnist-dpsgd": ("DP-SGD: private, not robust", "#b8432c", (0.42, 36)),
     "mnist-dp-gaussian": ("dpcert (dp-gaussian): private and robust", "#2a6fba", (0.03, 70)),
@@ -19,13 +19,13 @@ RUNS = {  # run, what the reader should see in it, color, place of the label
 
 
 def digest_of_rows() -> str:
-    """SHA-256 of everything the figure is drawn from; the file names it, so that a test can see when it is stale."""
+    """SHA-256 of the input of the figure. The PNG stores it, so that a test can detect a stale figure."""
     files = [ROOT / "results" / run / name for run in RUNS for name in (ROWS, "metrics.json")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def certified_accuracy(run: str, radii: np.ndarray) -> np.ndarray:
-    """Share of the stored images, in per cent, that are classified correctly and certified at each radius."""
+    """Share of the stored images, in percent, that are classified correctly and certified at each radius."""
     with (ROOT / "results" / run / ROWS).open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     certified = np.array([float(row["radius"]) if row["correct"] == "1" else -1.0 for row in rows])
@@ -33,7 +33,7 @@ def certified_accuracy(run: str, radii: np.ndarray) -> np.ndarray:
 
 
 def label_of(run: str) -> str:
-    """What the line is, with the figures of the run."""
+    """The label of a line, with the figures of the run."""
     metrics = json.loads((ROOT / "results" / run / "metrics.json").read_text())
     private = metrics["privacy"]["private"]
     budget = f"epsilon {metrics['privacy']['epsilon']:.2f}, " if private else ""

@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages that are generated, and links from the docs to files elsewhere in the repository."""
+"""MkDocs hooks: generated pages, and links from the docs to other files of the repository."""
 
 import posixpath
 import re
@@ -41,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links that leave docs/ to where the site has the file; a folder has no page, so its link becomes text."""
+    """Rewrite links to files outside docs/ so that they point to their place in the site."""
     source = Path(page.file.abs_src_path).parent if page.file.abs_src_path else DOCS / Path(page.file.src_uri).parent
     here = posixpath.dirname(page.file.src_uri) or "."
     if page.file.src_uri == PYTHON:
@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def with_all_names(markdown: str) -> str:
-    """The Python reference with the public names that its text does not place in a section, so that none is missing."""
+    """Add the public names that the Python reference does not mention, so that none is missing."""
     import dpcert
 
     missing = [f"::: dpcert.{name}" for name in dpcert.__all__ if f"::: dpcert.{name}\n" not in markdown]
@@ -75,10 +75,10 @@ def _linked_outside(page: Path) -> Iterator[str]:
 
 
 def _in_repository(folder: Path, link: str) -> Path | None:
-    """The file a relative link means, or None for an address."""
+    """The file that a relative link points to, or None for a URL."""
     return None if "://" in link or link.startswith(("/", "mailto:")) else (folder / link).resolve()
 
 
 def _place(target: Path) -> str:
-    """Where the site has a file: docs/ is its root, and the rest of the repository is laid over it."""
+    """The path of a file in the site: docs/ is the root, and other files keep their path in the repository."""
     return target.relative_to(DOCS if target.is_relative_to(DOCS) else ROOT).as_posix()

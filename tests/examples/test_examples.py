@@ -14,8 +14,8 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 EXPECTED = {  # what a user must see at the end
-    "own_data": r"report: runs/own-data/report\.html",
-    "own_model": r"report: runs/own-model/report\.html",
+    "custom_data": r"report: runs/custom-data/report\.html",
+    "custom_model": r"report: runs/custom-model/report\.html",
     "choose_a_method": r"dp-gaussian +[23]\.\d+ +[\d.]+ % +\d\.\d+",
     "certify_any_classifier": r"average certified radius 0\.[1-9]",
     "check_a_bundle": r"FAILED +certificates-sigma0\.50\.tsv rows",

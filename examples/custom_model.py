@@ -1,4 +1,4 @@
-"""Train your own nn.Module: any model that returns logits and treats each image alone."""
+"""Train a custom nn.Module: any model that returns logits and processes each image independently."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ RECORDS, EPOCHS = 1000, 5
 
 
 class Residual(nn.Module):
-    """A small residual network. GroupNorm, not BatchNorm: a batch norm would mix the records of a batch."""
+    """A small residual network. It uses GroupNorm, because BatchNorm would mix the records of a batch."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Residual(nn.Module):
 
 
 def residual(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The factory; on the command line: --model own_model:residual."""
+    """The factory. On the command line: --model custom_model:residual."""
     return Residual(input_shape[0], classes)
 
 
@@ -37,11 +37,11 @@ def main() -> None:
     )
     model = residual(data.input_shape, classes=10)
     trained = dpcert.train(
-        model, data, "dp-gaussian", epsilon=8.0, delta=1e-4, epochs=EPOCHS, batch_size=100, out="runs/own-model"
+        model, data, "dp-gaussian", epsilon=8.0, delta=1e-4, epochs=EPOCHS, batch_size=100, out="runs/custom-model"
     )
     print(trained.statement)
 
-    run = dpcert.open_run("runs/own-model", model=residual, data=data)
+    run = dpcert.open_run("runs/custom-model", model=residual, data=data)
     certificates = run.certify(examples=10, n=1000)
     print(f"average certified radius {certificates.acr:.3f}, {certificates.abstained} of 10 abstained")
     print("predictions:", run.predict(data.x_test[:5], n=1000).tolist(), "labels:", data.y_test[:5].tolist())

@@ -1,4 +1,4 @@
-"""Train on your own images: arrays in, a private and certified model out."""
+"""Train on custom data: from arrays to a private and certified model."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ RECORDS, CLASSES, EPOCHS = 1000, 5, 3
 
 
 def my_images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A stand-in for your data: RGB images of 16 x 16 pixels with one bright bar for each class."""
+    """Replace this with your data: RGB images of 16 x 16 pixels, each class with a bright bar in a different place."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, CLASSES, count)
     images = generator.uniform(0.0, 0.3, (count, 3, 16, 16)).astype(np.float32)
@@ -31,12 +31,12 @@ trained = dpcert.train(
     delta=1e-5,
     epochs=EPOCHS,
     batch_size=100,
-    out="runs/own-data",
+    out="runs/custom-data",
 )
 print(trained.statement)
 
-# 3. Open the run: now, or in another process next week.
-run = dpcert.open_run("runs/own-data", data=data)
+# 3. Open the run, in this process or in another one.
+run = dpcert.open_run("runs/custom-data", data=data)
 certificates = run.certify(examples=20, n=1000)
 print(
     f"average certified radius {certificates.acr:.3f}, certified at 0.25: {100 * certificates.certified_accuracy(0.25):.0f} %"
