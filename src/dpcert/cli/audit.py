@@ -37,7 +37,7 @@ def audit(
 ) -> None:
     """Audit the training: measure an empirical lower bound on epsilon for each method.
 
-    The audit trains a tiny model with and without a canary record. It measures how well a white-box attacker sees the difference.
+    The audit trains a tiny model with and without a canary record. It measures how well a white-box attacker tells them apart.
 
     Default: one training step (q = 1), repeated many times. Takes about 40 s per method on one core.
 

@@ -16,7 +16,7 @@ from .published import BASELINES, COMPARED, QUOTED, QUOTED_RADII, TITLES, VARIAN
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import by_radius, logs, radii
 
-COLOURS = {
+COLORS = {
     "regular": "#4a4a4a",
     "dpsgd": "#b8860b",
     "psac": "#8d5fa8",
@@ -56,12 +56,12 @@ def _title(axes: Any, text: str, missing: Sequence[str], lines: int) -> None:
     axes.set_title(text, fontsize="small")
 
 
-def _curve(axes: Any, run: Seeds, label: str, colour: str, dashes: str) -> None:
+def _curve(axes: Any, run: Seeds, label: str, color: str, dashes: str) -> None:
     grid = np.linspace(0.0, 3.3 * run.place.sigma, 150)
-    axes.plot(grid, [100 * run.share(float(r)) for r in grid], color=colour, linestyle=dashes, label=label, linewidth=1.4)
+    axes.plot(grid, [100 * run.share(float(r)) for r in grid], color=color, linestyle=dashes, label=label, linewidth=1.4)
 
 
-Line = tuple[str, str, str, str, str]  # method, change, label, colour, dashes
+Line = tuple[str, str, str, str, str]  # method, change, label, color, dashes
 
 
 def _curves_figure(index: ResultIndex, lines: Sequence[Line], datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
@@ -73,12 +73,12 @@ def _curves_figure(index: ResultIndex, lines: Sequence[Line], datasets: Sequence
     drawn = 0
     for (dataset, sigma), axes in zip([place for row in grid for place in row], panels.ravel(), strict=True):
         missing = []
-        for method, change, label, colour, dashes in lines:
+        for method, change, label, color, dashes in lines:
             run = index.seeds(dataset, method, sigma, change)
             if run is None:
                 missing.append(label)
                 continue
-            _curve(axes, run, label, colour, dashes)
+            _curve(axes, run, label, color, dashes)
             drawn += 1
         axes.set(xlim=(0, 3.3 * sigma), ylim=(0, 100), xlabel="L2 radius")
         axes.grid(alpha=0.25)
@@ -89,16 +89,16 @@ def _curves_figure(index: ResultIndex, lines: Sequence[Line], datasets: Sequence
     return figure if drawn else None
 
 
-_METHOD_LINES: list[Line] = [(name, "", TITLES[name], COLOURS[name], "-") for name in COMPARED]
+_METHOD_LINES: list[Line] = [(name, "", TITLES[name], COLORS[name], "-") for name in COMPARED]
 _PART_LINES: list[Line] = [
-    (f"{base}{part}", "", TITLES[f"{base}{part}"], COLOURS[base], dashes)
+    (f"{base}{part}", "", TITLES[f"{base}{part}"], COLORS[base], dashes)
     for base in VARIANTS[:2]
     for part, dashes in _DASHES.items()
 ]
 _COPY_LINES: list[Line] = [
-    ("dp-gaussian", change, f"K = {line}" + (" (original replaced)" if line == "0" else ""), colour, "-")
-    for (line, change), colour in zip(COPIES.items(), _SHADES, strict=True)
-] + [("dpsgd", "", "DPSGD (no augmentation)", COLOURS["dpsgd"], "--")]
+    ("dp-gaussian", change, f"K = {line}" + (" (original replaced)" if line == "0" else ""), color, "-")
+    for (line, change), color in zip(COPIES.items(), _SHADES, strict=True)
+] + [("dpsgd", "", "DPSGD (no augmentation)", COLORS["dpsgd"], "--")]
 
 
 def certified_accuracy(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
@@ -119,10 +119,10 @@ def augmentations(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[
 def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
     """The quoted curves, and each as a change against TransDenoiser, the paper's axis. No run of ours stands in it."""
     figure, panels = _panels(1, 2, 3.0)
-    for (name, values), colour in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
-        panels[0][0].plot(QUOTED_RADII, values, marker="o", color=colour, label=f"{name} (published)")
+    for (name, values), color in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
+        panels[0][0].plot(QUOTED_RADII, values, marker="o", color=color, label=f"{name} (published)")
         change = [100 * (value / best - 1) for value, best in zip(values, QUOTED["TransDenoiser"], strict=True)]
-        panels[0][1].plot(QUOTED_RADII, change, marker="o", color=colour, label=f"{name} (published)")
+        panels[0][1].plot(QUOTED_RADII, change, marker="o", color=color, label=f"{name} (published)")
     panels[0][0].set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, None))
     panels[0][1].set(xlabel="L2 radius", ylabel="against TransDenoiser (%)")
     for axes in panels[0]:
@@ -133,7 +133,7 @@ def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequ
     return figure
 
 
-def _analysed(index: ResultIndex, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
+def _analyzed(index: ResultIndex, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
     """The runs with per-sample metrics, and the names of those without."""
     runs = [run for name in methods if (run := index.certified(dataset, name, sigma)) is not None and run.samples]
     there = {run.place.method for run in runs}
@@ -151,7 +151,7 @@ def _metric_panels(
     drawn = 0
     for methods, row in zip(groups, panels, strict=True):
         for metric, axes in zip(METRICS, row, strict=True):
-            runs, missing = _analysed(index, dataset, methods, sigma)
+            runs, missing = _analyzed(index, dataset, methods, sigma)
             if runs:
                 draw(axes, runs, metric)
                 drawn += 1
@@ -165,8 +165,8 @@ def _metric_panels(
 def _histogram(axes: Any, values: np.ndarray, method: str, edges: np.ndarray, of: int) -> None:
     """Per cent of `of` images. An outline with a light filling: four of them can be told apart."""
     share = np.full(len(values), 100 / of)
-    axes.hist(values, edges, weights=share, histtype="stepfilled", color=COLOURS[method], alpha=0.12)
-    axes.hist(values, edges, weights=share, histtype="step", color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+    axes.hist(values, edges, weights=share, histtype="stepfilled", color=COLORS[method], alpha=0.12)
+    axes.hist(values, edges, weights=share, histtype="step", color=COLORS[method], label=TITLES[method], linewidth=1.2)
 
 
 def _edges(runs: Sequence[Measured], metric: str) -> np.ndarray:
@@ -199,7 +199,7 @@ def metrics_by_radius(index: ResultIndex, datasets: Sequence[str], sigmas: Seque
         for run in runs:
             middles, values = by_radius(run, metric, sigma)
             method = run.place.method
-            axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+            axes.plot(middles, values, marker="o", markersize=3, color=COLORS[method], label=TITLES[method], linewidth=1.2)
         axes.set(xlabel="certified radius", ylabel="log10 of the mean")
 
     return _metric_panels(index, datasets[0], [COMPARED], sigma, draw)
@@ -214,7 +214,7 @@ def _split(index: ResultIndex, dataset: str, sigma: float, metric: str) -> Any |
     figure, panels = _panels(4, len(THRESHOLDS), 1.9)
     drawn = 0
     for block, methods in enumerate(((*BASELINES, "dp-gaussian"), VARIANTS)):
-        runs, missing = _analysed(index, dataset, methods, sigma)
+        runs, missing = _analyzed(index, dataset, methods, sigma)
         for column, tau in enumerate(THRESHOLDS):
             for above, axes in zip((True, False), panels[2 * block : 2 * block + 2, column], strict=True):
                 for run in runs:
@@ -263,10 +263,10 @@ def fgsm(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -
                     continue
                 found = [run.fgsm[strength] for strength in sorted(run.fgsm)]
                 strengths = range(len(found))  # evenly spaced: 0.0005 to 1 fits no plain axis
-                axes.plot(strengths, [100 * r.accuracy for r in found], marker="o", markersize=3, color=COLOURS[method],
+                axes.plot(strengths, [100 * r.accuracy for r in found], marker="o", markersize=3, color=COLORS[method],
                           label=TITLES[method], linewidth=1.2)  # fmt: skip
                 axes.fill_between(strengths, [100 * r.low for r in found], [100 * r.high for r in found],
-                                  color=COLOURS[method], alpha=0.12, linewidth=0)  # fmt: skip
+                                  color=COLORS[method], alpha=0.12, linewidth=0)  # fmt: skip
                 axes.set_xticks(strengths, [f"{r.strength:g}" for r in found])
                 drawn += 1
             axes.set(ylim=(0, 101))

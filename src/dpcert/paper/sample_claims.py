@@ -59,7 +59,7 @@ def _mode(values: np.ndarray) -> float:
     return float((edges[place] + edges[place + 1]) / 2)
 
 
-def analysed(index: ResultIndex, dataset: str, methods: tuple[str, ...], sigma: float) -> list[Measured] | None:
+def analyzed(index: ResultIndex, dataset: str, methods: tuple[str, ...], sigma: float) -> list[Measured] | None:
     """A run of each method with per-sample metrics, or None."""
     runs = index.all_certified(dataset, methods, sigma)
     return runs if runs is not None and all(len(run.samples) >= _FEWEST for run in runs) else None
@@ -67,7 +67,7 @@ def analysed(index: ResultIndex, dataset: str, methods: tuple[str, ...], sigma: 
 
 def regular_has_the_greatest_mode(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The mode of Regular's gradient norms is above those of DPSGD, PSAC and DP-Gaussian."""
-    runs = analysed(index, dataset, (*BASELINES, "dp-gaussian"), sigma)
+    runs = analyzed(index, dataset, (*BASELINES, "dp-gaussian"), sigma)
     if runs is None:
         return None
     modes = [_mode(logs(run, "gradient_norm")) for run in runs]
@@ -77,7 +77,7 @@ def regular_has_the_greatest_mode(index: ResultIndex, dataset: str, sigma: float
 
 def dpsgd_is_bimodal(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DPSGD's gradient norms have two modes, Regular's one (Sarle's coefficient against 5/9)."""
-    runs = analysed(index, dataset, ("dpsgd", "regular"), sigma)
+    runs = analyzed(index, dataset, ("dpsgd", "regular"), sigma)
     if runs is None:
         return None
     dpsgd, regular = (bimodality(logs(run, "gradient_norm")) for run in runs)
@@ -86,7 +86,7 @@ def dpsgd_is_bimodal(index: ResultIndex, dataset: str, sigma: float) -> Finding 
 
 def fewer_large_values(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The 90 % quantile of each metric is lower for DP-Gaussian than for DPSGD and PSAC."""
-    runs = analysed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
+    runs = analyzed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
     if runs is None:
         return None
     tops = {metric: [float(np.quantile(logs(run, metric), 0.9)) for run in runs] for metric in METRICS}
@@ -98,7 +98,7 @@ def fewer_large_values(index: ResultIndex, dataset: str, sigma: float) -> Findin
 def stability_is_apart(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Stability: higher gradient and Hessian norms, a lower Lipschitz constant than the other variants (mean of logs)."""
     others = tuple(name for name in VARIANTS if name != "dp-stability")
-    runs = analysed(index, dataset, ("dp-stability", *others), sigma)
+    runs = analyzed(index, dataset, ("dp-stability", *others), sigma)
     if runs is None:
         return None
     means = {metric: [float(logs(run, metric).mean()) for run in runs] for metric in METRICS}
@@ -114,7 +114,7 @@ def _quantiles(run: Measured, metric: str) -> np.ndarray:
 
 def psac_is_closer_to_regular(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The mean distance of the quantiles of log norms from Regular's is smaller for PSAC than for DPSGD."""
-    runs = analysed(index, dataset, ("regular", "psac", "dpsgd"), sigma)
+    runs = analyzed(index, dataset, ("regular", "psac", "dpsgd"), sigma)
     if runs is None:
         return None
     far = {}
@@ -127,7 +127,7 @@ def psac_is_closer_to_regular(index: ResultIndex, dataset: str, sigma: float) ->
 
 def gaussian_is_shifted_lower(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The median of each metric is lower for DP-Gaussian than for DPSGD and PSAC."""
-    runs = analysed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
+    runs = analyzed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
     if runs is None:
         return None
     medians = {metric: [float(np.median(logs(run, metric))) for run in runs] for metric in METRICS}
@@ -138,7 +138,7 @@ def gaussian_is_shifted_lower(index: ResultIndex, dataset: str, sigma: float) ->
 
 def stability_is_apart_at_equal_radii(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Against each other method, over the radii both reach: a higher mean gradient norm, a lower mean Lipschitz constant."""
-    runs = analysed(index, dataset, ("dp-stability", *(name for name in COMPARED if name != "dp-stability")), sigma)
+    runs = analyzed(index, dataset, ("dp-stability", *(name for name in COMPARED if name != "dp-stability")), sigma)
     if runs is None:
         return None
     gradient, lipschitz = (_gaps(runs[0], runs[1:], metric, sigma) for metric in ("gradient_norm", "lipschitz"))
@@ -182,7 +182,7 @@ def _correlation(radius: np.ndarray, metric: np.ndarray) -> float | None:
 
 def negative_correlation(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """For every method and metric the log metric falls with the radius."""
-    runs = analysed(index, dataset, COMPARED, sigma)
+    runs = analyzed(index, dataset, COMPARED, sigma)
     if runs is None:
         return None
     found = {f"{titled(run)} {METRICS[m]}": value for run in runs for m, value in correlations(run, sigma).items()}
@@ -200,7 +200,7 @@ def negative_correlation(index: ResultIndex, dataset: str, sigma: float) -> Find
 
 def lipschitz_is_closest(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Over single images of the private models, the Lipschitz constant falls the most clearly with the radius."""
-    runs = analysed(index, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
+    runs = analyzed(index, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
     if runs is None:
         return None
     each = {metric: [_correlation(radii(run), values_of(run, metric)) for run in runs] for metric in METRICS}
@@ -217,7 +217,7 @@ def higher_below_tau(metric: str) -> Callable[[ResultIndex, str, float], Finding
     """A check that images with a radius below tau have a higher mean log metric, for every method and tau."""
 
     def check(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-        runs = analysed(index, dataset, COMPARED, sigma)
+        runs = analyzed(index, dataset, COMPARED, sigma)
         if runs is None:
             return None
         gaps = {}
@@ -238,7 +238,7 @@ def higher_below_tau(metric: str) -> Callable[[ResultIndex, str, float], Finding
 def more_fall_below_as_tau_grows(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Of the images with a Lipschitz constant above the method's median, more are below the largest tau than below the least,
     for every method where some are left above the least."""
-    runs = analysed(index, dataset, COMPARED, sigma)
+    runs = analyzed(index, dataset, COMPARED, sigma)
     if runs is None:
         return None
     counts = {}
