@@ -1,4 +1,4 @@
-"""The paper's figures from our rows, in its layout: panels by sigma, data set or tau; what was not run is said in the panel."""
+"""The paper's figures from our rows, in its layout: panels by sigma, data set or tau. A panel names what was not run."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def _panels(rows: int, columns: int, height: float = _PANEL[1]) -> tuple[Any, An
 
 
 def _legend(figure: Any, panels: Any, columns: int = 4) -> None:
-    """One legend below all panels, so that it covers no curve; in the order of the panel with the most lines."""
+    """Draw one legend below all panels, where it covers no curve, in the order of the panel with the most lines."""
     shown: dict[str, Any] = {}
     for handles, labels in sorted((axes.get_legend_handles_labels() for axes in np.ravel(panels)), key=lambda of: -len(of[1])):
         for handle, label in zip(handles, labels, strict=True):
@@ -48,7 +48,7 @@ def _legend(figure: Any, panels: Any, columns: int = 4) -> None:
 
 
 def _title(axes: Any, text: str, missing: Sequence[str], lines: int) -> None:
-    """The panel's title; what was not run is said under it, where it covers no curve."""
+    """Set the panel's title; below it, name what was not run."""
     if len(missing) == lines:
         text += "\nnot run"
     elif missing:
@@ -102,7 +102,7 @@ _COPY_LINES: list[Line] = [
 
 
 def certified_accuracy(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
-    """Methods by radius, a panel for each sigma."""
+    """Certified accuracy of the methods by radius, one panel per sigma."""
     return _curves_figure(index, _METHOD_LINES, datasets, sigmas)
 
 
@@ -117,7 +117,7 @@ def augmentations(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[
 
 
 def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
-    """The quoted curves, and each as a change against TransDenoiser, the paper's axis. No run of ours stands in it."""
+    """The quoted curves, absolute and relative to TransDenoiser, as in the paper. Contains no run of ours."""
     figure, panels = _panels(1, 2, 3.0)
     for (name, values), color in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
         panels[0][0].plot(QUOTED_RADII, values, marker="o", color=color, label=f"{name} (published)")
@@ -163,14 +163,14 @@ def _metric_panels(
 
 
 def _histogram(axes: Any, values: np.ndarray, method: str, edges: np.ndarray, of: int) -> None:
-    """Per cent of `of` images. An outline with a light filling: four of them can be told apart."""
+    """Percent of `of` images, as an outline with a light fill, so that four of them stay distinguishable."""
     share = np.full(len(values), 100 / of)
     axes.hist(values, edges, weights=share, histtype="stepfilled", color=COLORS[method], alpha=0.12)
     axes.hist(values, edges, weights=share, histtype="step", color=COLORS[method], label=TITLES[method], linewidth=1.2)
 
 
 def _edges(runs: Sequence[Measured], metric: str) -> np.ndarray:
-    """The same bins for all: their heights can be compared."""
+    """The same bins for all runs, so that their heights can be compared."""
     return np.histogram_bin_edges(np.concatenate([logs(run, metric) for run in runs]), 30)
 
 
@@ -183,12 +183,12 @@ def metric_histograms(index: ResultIndex, datasets: Sequence[str], sigmas: Seque
             _histogram(axes, logs(run, metric), run.place.method, _edges(runs, metric), len(run.samples))
         axes.set(xlabel=f"log10 {METRICS[metric]}", ylabel="images (%)")
 
-    found = {}
+    figures = {}
     for dataset in datasets:
         for sigma in sigmas:
             key = "" if len(datasets) * len(sigmas) == 1 else f"-{dataset}-sigma{sigma:.2f}"
-            found[key] = _metric_panels(index, dataset, groups, sigma, draw)
-    return found
+            figures[key] = _metric_panels(index, dataset, groups, sigma, draw)
+    return figures
 
 
 def metrics_by_radius(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
@@ -233,7 +233,7 @@ def _split(index: ResultIndex, dataset: str, sigma: float, metric: str) -> Any |
 
 
 def certified_radii(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
-    """Distribution of radii; wrong and undecided images stand at 0."""
+    """Distribution of radii; wrong and undecided images count as 0."""
     figure, panels = _panels(1, 1, 3.4)
     axes, sigma, missing = panels[0][0], sigmas[0], []
     for method in (*BASELINES, "dp-gaussian"):
@@ -261,13 +261,13 @@ def fgsm(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -
                 if run is None or not run.fgsm:
                     missing.append(TITLES[method])
                     continue
-                found = [run.fgsm[strength] for strength in sorted(run.fgsm)]
-                strengths = range(len(found))  # evenly spaced: 0.0005 to 1 fits no plain axis
-                axes.plot(strengths, [100 * r.accuracy for r in found], marker="o", markersize=3, color=COLORS[method],
+                rows = [run.fgsm[strength] for strength in sorted(run.fgsm)]
+                strengths = range(len(rows))  # evenly spaced, since 0.0005 to 1 does not fit on a linear axis
+                axes.plot(strengths, [100 * r.accuracy for r in rows], marker="o", markersize=3, color=COLORS[method],
                           label=TITLES[method], linewidth=1.2)  # fmt: skip
-                axes.fill_between(strengths, [100 * r.low for r in found], [100 * r.high for r in found],
+                axes.fill_between(strengths, [100 * r.low for r in rows], [100 * r.high for r in rows],
                                   color=COLORS[method], alpha=0.12, linewidth=0)  # fmt: skip
-                axes.set_xticks(strengths, [f"{r.strength:g}" for r in found])
+                axes.set_xticks(strengths, [f"{r.strength:g}" for r in rows])
                 drawn += 1
             axes.set(ylim=(0, 101))
             axes.grid(alpha=0.25)
@@ -296,16 +296,16 @@ FIGURES: dict[str, Callable[[ResultIndex, Sequence[str], Sequence[float]], Any]]
 
 
 def draw(index: ResultIndex, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
-    """The figures of a target by file name (without ending); nothing where no run is there."""
+    """The figures of a target by file name (without extension); none if no run exists."""
     if target not in FIGURES:
         return {}
-    made = FIGURES[target](index, datasets, sigmas)
-    by_name = made if isinstance(made, dict) else {"": made}
+    drawn = FIGURES[target](index, datasets, sigmas)
+    by_name = drawn if isinstance(drawn, dict) else {"": drawn}
     return {f"{target}{name}": figure for name, figure in by_name.items() if figure is not None}
 
 
 def save(figure: Any, folder: Path, name: str) -> None:
-    """As SVG and PNG; the same rows give the same bytes."""
+    """Write a figure as SVG and PNG; the same rows give the same bytes."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
