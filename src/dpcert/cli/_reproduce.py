@@ -18,7 +18,7 @@ from ..paper.estimate import Estimator, as_words
 from ..paper.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
 from ..paper.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
 from ..paper.result_index import Place, ResultIndex
-from ..paper.runner import Failure, Runner, Tell
+from ..paper.runner import EventHandler, Failure, Runner
 from ..paper.targets import ALL, LOGS
 from ..store.runs import RunDirectory
 from ._show import print_table
@@ -105,7 +105,7 @@ def do_missing(request: Request, *, dry_run: bool) -> list[Failure]:
 
 
 @contextlib.contextmanager
-def _event_printer() -> Iterator[Tell]:
+def _event_printer() -> Iterator[EventHandler]:
     """Print each event as a line. Progress is one line that updates in place, or a line per minute without a terminal."""
     due = [0.0]
 
@@ -138,10 +138,10 @@ def show(request: Request, figures: Path | None, markdown: Path | None) -> None:
     sections = []
     for target in request.targets:
         datasets = tuple(name for name in request.datasets if name in target.datasets)
-        wanted = reproduction.Asked(target.name, target.paper, datasets, target.sigmas)
+        wanted = reproduction.TargetRequest(target.name, target.paper, datasets, target.sigmas)
         sections.append(reproduction.section(index, wanted, with_figures=figures is not None))
     for part in sections:
-        typer.echo(f"\n{part.asked.name}: {part.asked.paper}")
+        typer.echo(f"\n{part.request.name}: {part.request.paper}")
         for table in part.tables:
             print_table(table.headings, table.rows, table.title)
         for note in part.notes:

@@ -42,7 +42,7 @@ _ONE_SEED_ONLY = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class TargetRequest:
     """A requested target: its name, its place in the paper, its data sets and sigmas."""
 
     name: str
@@ -69,32 +69,32 @@ class Table:
 class Section:
     """Everything that is shown for one target."""
 
-    asked: Asked
+    request: TargetRequest
     tables: list[Table]
     judged: list[Judged]
     figures: dict[str, Any]
     notes: list[str]
 
 
-def section(index: ResultIndex, asked: Asked, *, with_figures: bool) -> Section:
+def section(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -> Section:
     """Build the section of one target from rows."""
     tables: list[Table] = []
     notes: list[str] = []
-    if asked.name == targets.TABLE_1:
-        tables, notes = _table_1(index, asked)
-    elif asked.name in SWEEPS:
-        tables = [_sweep(index, asked)]
-    if asked.name in _ONE_SEED_ONLY:
+    if request.name == targets.TABLE_1:
+        tables, notes = _table_1(index, request)
+    elif request.name in SWEEPS:
+        tables = [_sweep(index, request)]
+    if request.name in _ONE_SEED_ONLY:
         notes = ["Metrics and attacks use the runs of seed 0 only."]
-    judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, asked.name, asked.datasets, asked.sigmas)
-    figures = draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
-    return Section(asked, tables, judged, figures, notes)
+    judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, request.name, request.datasets, request.sigmas)
+    figures = draw(index, request.name, request.datasets, request.sigmas) if with_figures else {}
+    return Section(request, tables, judged, figures, notes)
 
 
-def _table_1(index: ResultIndex, asked: Asked) -> tuple[list[Table], list[str]]:
+def _table_1(index: ResultIndex, request: TargetRequest) -> tuple[list[Table], list[str]]:
     tables: list[Table] = []
     used: list[Measured] = []
-    for dataset in asked.shown:
+    for dataset in request.shown:
         rows = []
         for sigma in SIGMAS:
             for method in COMPARED:
@@ -150,10 +150,10 @@ def _notes(used: list[Measured]) -> list[str]:
     return notes
 
 
-def _sweep(index: ResultIndex, asked: Asked) -> Table:
-    table, key = SWEEPS[asked.name]
+def _sweep(index: ResultIndex, request: TargetRequest) -> Table:
+    table, key = SWEEPS[request.name]
     rows: list[tuple[str, ...]] = []
-    for dataset in asked.shown:
+    for dataset in request.shown:
         for value, clean in swept(index, dataset, table, key).items():
             paper = table[dataset, value]
             ours = f"- / {paper:.2f}" if clean is None else _pair(clean, paper)
@@ -215,7 +215,7 @@ def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None
         *([reading.read_text(encoding="utf-8").strip() + "\n"] if reading.is_file() else []),
     ]
     for part in sections:
-        parts.append(f"## {part.asked.name}\n\n{_first_upper(part.asked.paper)}.\n")
+        parts.append(f"## {part.request.name}\n\n{_first_upper(part.request.paper)}.\n")
         parts += [f"**{table.title}**\n\n{as_markdown(table.headings, table.rows)}" for table in part.tables]
         parts += ["\n".join(f"- {note}" for note in part.notes) + "\n"] if part.notes else []
         parts += [as_markdown(CLAIM_HEADINGS, claim_rows(part.judged))] if part.judged else []

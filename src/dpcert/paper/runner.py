@@ -26,7 +26,7 @@ from .targets import LOGS
 _SECONDS_TO_SAVE = 120.0
 
 
-class Tell(Protocol):
+class EventHandler(Protocol):
     """Called with each event; `passing` marks a status line that the next one replaces."""
 
     def __call__(self, text: str, *, passing: bool = False) -> None:
@@ -54,10 +54,10 @@ class _Child:
 class Runner:
     """Runs pieces in the order of their needs, `jobs` child processes at once; the pieces of one cell run one after another."""
 
-    def __init__(self, results: Path, examples: int, jobs: int, estimator: Estimator, tell: Tell) -> None:
+    def __init__(self, results: Path, examples: int, jobs: int, estimator: Estimator, on_event: EventHandler) -> None:
         self._results, self._examples = results, examples
         self._jobs = integer_in("--jobs", jobs, 1, 1024)
-        self._estimator, self._tell = estimator, tell
+        self._estimator, self._on_event = estimator, on_event
         self._running: list[_Child] = []
         self._pieces: dict[Need, list[Piece]] = {}
         self._failures: list[Failure] = []
@@ -71,7 +71,7 @@ class Runner:
             while waiting or self._running:
                 self._start_what_fits(waiting)
                 waiting = self._in_order([*waiting, *self._collect()])
-                self._tell(self._status(), passing=True)
+                self._on_event(self._status(), passing=True)
                 time.sleep(self._poll_seconds)
         except BaseException:
             self._stop()
@@ -124,7 +124,7 @@ class Runner:
         except OSError as error:
             raise cannot_write(log, error) from error
         self._running.append(_Child(need, piece, process, log, time.monotonic(), whole))
-        self._tell(f"started: {piece} (about {as_words(self._estimator.seconds(piece))})")
+        self._on_event(f"started: {piece} (about {as_words(self._estimator.seconds(piece))})")
 
     def _set_aside(self, cell: Cell) -> None:
         """Move away a run without weights: nothing can be added to its rows, and a new training must not mix with them."""
@@ -139,7 +139,7 @@ class Runner:
             directory.path.rename(place)
         except OSError as error:
             raise RunError(f"cannot move {directory.path} to {place}: {error.strerror}; move or delete it yourself") from error
-        self._tell(f"moved: {directory.path} has rows without weights and is now {place}")
+        self._on_event(f"moved: {directory.path} has rows without weights and is now {place}")
 
     def _collect(self) -> list[Need]:
         """Collect the finished children; return the needs that have more to do."""
@@ -151,14 +151,14 @@ class Runner:
             if reason is None:
                 if child.whole:
                     self._estimator.note(child.piece, seconds)
-                self._tell(f"done: {child.piece} in {as_words(seconds)}")
+                self._on_event(f"done: {child.piece} in {as_words(seconds)}")
                 unfinished.append(child.need)
             elif IN_USE in reason or self._is_busy(child.piece.cell):  # another session uses the cell: wait for it
                 unfinished.append(child.need)
             else:
                 self._failures.append(Failure(child.piece, reason))
                 self._pieces |= {need: [] for need in self._pieces if need.cell == child.piece.cell}
-                self._tell(f"FAILED: {child.piece}: {reason}; see {child.log}")
+                self._on_event(f"FAILED: {child.piece}: {reason}; see {child.log}")
         return unfinished
 
     def _what_went_wrong(self, child: _Child) -> str | None:

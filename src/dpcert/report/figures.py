@@ -44,11 +44,15 @@ def certified_accuracy_curve(runs: Named, paper: Paper = no_paper) -> Drawing:
 def _certifications(runs: Named) -> list[tuple[Stroke, RunFacts, Certified]]:
     """Each certification with its stroke. Several runs: one color per run, dashes for sigmas. One run: one color per sigma."""
     lines = []
-    alike = len({(c.figures["sigma"], c.mark) for _, run in runs for c in run.of_test}) == 1
+    same_sigma = len({(c.figures["sigma"], c.mark) for _, run in runs for c in run.of_test}) == 1
     for place, (name, run) in enumerate(runs):
         for other, c in enumerate(run.of_test):
             sigma = f"σ = {c.figures['sigma']:g}{c.mark}"
-            s = stroke(sigma, other) if len(runs) == 1 else stroke(name if alike else f"{name}, {sigma}", place, dash=other)
+            s = (
+                stroke(sigma, other)
+                if len(runs) == 1
+                else stroke(name if same_sigma else f"{name}, {sigma}", place, dash=other)
+            )
             lines.append((s, run, c))
     return lines
 

@@ -168,7 +168,9 @@ def how_they_hold(certified: Sequence[Certified]) -> str:
     alphas = sorted({float(c.figures["alpha"]) for c in certified})
     chance = " or ".join(f"{100 * (1 - alpha):.10g} %" for alpha in alphas)
     together = [c for c in certified if c.mark]
-    alone = f"Each individual certificate holds with probability at least {chance}; this is no bound for all of them at once."
+    alone = (
+        f"Each individual certificate holds with probability at least {chance}; this is not a bound for all of them at once."
+    )
     joint = f"All simultaneous certificates hold together with probability at least {chance}."
     return joint if len(together) == len(certified) else f"{alone} {joint}" if together else alone
 
