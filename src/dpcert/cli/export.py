@@ -29,7 +29,7 @@ def export(
         typer.echo(f"left out: {name} ({reason})")
     if done.data_path:
         typer.echo(
-            f"note: {CONFIG} contains the path of your data, {done.data_path}; the weights depend on its hash, so it stays"
+            f"note: {CONFIG} contains the path of your data, {done.data_path}; the weights are bound to it, so it is kept"
         )
     typer.echo(f"exported: {file}" if done.is_new else f"nothing to do: {file} already contains this bundle")
     typer.echo(f"anyone can check it with: dpcert verify {file}")
