@@ -40,7 +40,7 @@ def test_dry_run_says_what_is_missing_and_how_long(tmp_path, capsys):
     assert call("figure-radii", "--dry-run", "--results", str(tmp_path), "--examples", "100") == 0
     told = capsys.readouterr().err
     assert "missing: mnist-regular: train, certify at 0.5" in told and "mnist-dpsgd" not in told
-    assert "3 of 4 runs are not complete; about" in told and not (tmp_path / "logs").exists()
+    assert "3 of 4 runs are incomplete; about" in told and not (tmp_path / "logs").exists()
 
 
 def test_when_all_is_there_it_only_shows(tmp_path, capsys):
@@ -116,4 +116,4 @@ def test_failed_pieces_make_the_command_fail_at_the_end(tmp_path, capsys, monkey
     assert call("figure-radii", "--results", str(tmp_path)) == 2
     printed = capsys.readouterr()
     assert "figure-radii" in printed.out
-    assert "1 pieces failed, the first: train mnist-dpsgd: the disk is on fire; logs are in" in printed.err
+    assert "1 tasks failed; the first: train mnist-dpsgd: the disk is on fire; logs are in" in printed.err

@@ -229,8 +229,8 @@ WIDER = [
     ),
     Mutant(
         "report/tables.py",
-        "[replace(sample, radius=row.radius, correct=row.correct) for sample, row in found]",
-        "[sample for sample, row in found]",
+        "[replace(sample, radius=row.radius, correct=row.correct) for sample, row in joined]",
+        "[sample for sample, row in joined]",
         (f"{TABLES}::test_samples_stand_beside_the_main_certificates",),
         "metrics beside the radii of another certification",
     ),

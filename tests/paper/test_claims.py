@@ -68,7 +68,7 @@ AGAINST = {  # a change of the world, and the sentences that must fall with it
     ),
     "gaussian has large metrics": (
         {"dp-gaussian": {"metrics": (1e3, 1e3, 1e3), "mean": 0.2}},
-        ["fewer images with large metrics", "shifts the metrics lower", "mode far above", "certifies most images above 1.0", "line 0 too, is better than DPSGD", "DP-Stability: higher"],
+        ["fewer images with large metrics", "shifts the metrics lower", "mode far above", "certifies most images above 1.0", "including line 0, is better than DPSGD", "DP-Stability: higher"],
     ),
     "hidden Lipschitz": ({name: {"noise": (0.0, 2.0, 8.0)} for name in COMPARED}, ["closest to the radius"]),
     "far PSAC": ({"psac": {"metrics": (0.1, 0.1, 3.0)}}, ["closer to Regular's"]),

@@ -8,7 +8,7 @@ from dpcert.cli._reproduce import _places
 from dpcert.paper import reproduction
 from dpcert.paper.grid import DATASETS, TARGETS, Cell, needs_of
 from dpcert.paper.published import OTHER_FORMULA, TABLE_1
-from dpcert.paper.reproduction import Asked
+from dpcert.paper.reproduction import TargetRequest
 from dpcert.paper.result_index import ResultIndex
 from dpcert.paper.verdicts import RULES
 from tests.grid_fakes import fake_run, radius_of, whole_grid
@@ -21,7 +21,7 @@ def sections(results, names, *, with_figures=False, datasets=DATASETS):
     found = []
     for name in names:
         target = TARGETS[name]
-        asked = Asked(name, target.paper, tuple(d for d in datasets if d in target.datasets), target.sigmas)
+        asked = TargetRequest(name, target.paper, tuple(d for d in datasets if d in target.datasets), target.sigmas)
         found.append(reproduction.section(index, asked, with_figures=with_figures))
     return found
 

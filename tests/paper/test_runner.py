@@ -193,7 +193,7 @@ def test_rows_without_weights_are_moved_and_trained_anew(stock, tmp_path, monkey
     run, told = runner(results)
     assert run.run(NEEDS[:1]) == []
     assert (results / "logs" / "mnist-dpsgd-without-weights" / "certificates-sigma0.50.tsv").exists()
-    assert any("holds rows without weights" in text for text in told) and missing(NEEDS[:1], results, 100) == []
+    assert any("has rows without weights" in text for text in told) and missing(NEEDS[:1], results, 100) == []
 
 
 def test_rows_only_is_told_from_half_finished():

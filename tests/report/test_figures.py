@@ -64,7 +64,7 @@ def test_a_single_attack_is_named_and_a_single_training_curve_is_not(complete):
 
 def test_many_runs_have_strokes_of_their_own():
     strokes = [stroke("", place) for place in range(4 * len(SERIES))]
-    assert len({(s.colour, s.dash) for s in strokes}) == len(strokes)
+    assert len({(s.color, s.dash) for s in strokes}) == len(strokes)
 
 
 def test_the_certified_curve_is_drawn_from_the_rows():

@@ -224,8 +224,8 @@ def test_contrast_in_light_and_dark(page):
 def test_the_header_says_what_was_trained_promised_how_robust_and_where_it_fails(page):
     said = " ".join(e.text for e in Page(page).elements if e.tag == "dd")
     for words_of_it in ("60,000 training images of MNIST", "2 noisy copies", "ε = 3.00", "δ = 1e-05", "97.67 %", "92.6 %", "1.247",
-                        "class 9 is the weakest", "15 got a wrong answer and 10 none", "plus δ", "of 1.246 (within our 95 % interval)",
-                        "94.7 % certified at 0.25 (within our 95 % interval)", "0 where the answer is wrong or none"):  # fmt: skip
+                        "class 9 is the weakest", "15 got a wrong answer and 10 got none", "plus δ", "of 1.246 (within our 95 % interval)",
+                        "94.7 % certified at 0.25 (within our 95 % interval)", "counting 0 if the answer is wrong or missing"):  # fmt: skip
         assert words_of_it in said
 
 
@@ -237,7 +237,7 @@ def test_the_weakest_class_is_counted_from_its_rows():
     assert 0 < certified < len(right) < len(own)
     facts = read_run(RUNS / "mnist-dp-gaussian")
     said = words.failing(facts)
-    assert f"{certified} of {len(own)} are certified, {len(right) - certified} are right but nearer" in said
+    assert f"{certified} of {len(own)} are certified, {len(right) - certified} are correct with a smaller radius" in said
     assert f"{len(own) - len(right) - silent} wrong" in said and f"{silent} without an answer" in said
     wrong = [row for row in facts.certified[0].rows if row.label == 9 and not row.correct and row.predict != -1]
     for mistakes, told in (([4, 4, 7], "3 wrong, mostly taken for 4,"), ([4], "1 wrong, ")):  # once is not mostly
@@ -280,8 +280,8 @@ def test_what_alpha_means_is_said_of_the_certificates_that_are_shown():
     c = read_run(RUNS / "mnist-dp-gaussian").certified[0]
     together = replace(c, figures={**c.figures, "alpha_is": "simultaneous", "together": 500, "alpha_each": 0.001 / 500})
     alone, joint = words.how_they_hold([c]), words.how_they_hold([together])
-    assert "taken singly" in alone and "99.9 %" in alone and "together" not in alone
-    assert "hold together with probability at least 99.9 %" in joint and "singly" not in joint
+    assert "individual certificate" in alone and "99.9 %" in alone and "together" not in alone
+    assert "hold together with probability at least 99.9 %" in joint and "individual" not in joint
     both = words.how_they_hold([c, together])
     assert alone in both and joint in both
     f = c.figures
@@ -322,7 +322,7 @@ def test_the_gain_over_the_first_run_is_that_of_the_rows(comparison):
         assert float(element.attributes["data-value"]) == pytest.approx(expected, abs=1e-9)
         text = f"{expected:+.3f} {expected - half:+.3f} to {expected + half:+.3f}"
         assert element.text == text.replace("-", "−")
-    assert "“More than dp-gaussian”" in comparison
+    assert "“Gain over dp-gaussian”" in comparison
 
 
 def test_no_gain_where_it_would_not_be_one_of_the_models(complete, without_figures):
@@ -337,7 +337,7 @@ def test_no_gain_where_it_would_not_be_one_of_the_models(complete, without_figur
     for other in (fewer, bolder, together, other_data, replace(one, certified=[])):
         for pair in ([one, other], [other, one]):
             page = render(pair)
-            assert 'data-key="gain"' not in page and "More than" not in page
+            assert 'data-key="gain"' not in page and "Gain over" not in page
 
 
 def test_runs_of_different_data_sets_are_marked(without_figures):

@@ -101,11 +101,11 @@ def test_the_page_the_command_and_the_claims_say_the_same(tmp_path):
     radius = radius_of(0.8, 0.5)
     folder = fake_run(tmp_path, Cell("mnist", "dpsgd"), {0.5: radius}, samples=lambda k: (1.0 + k % 7, 2.0 + k % 5, 3.0 + k))
     facts = read_run(folder)
-    page = {found.metric: found.correlation.rank for found in correlations(facts.analysed)}
+    page = {found.metric: found.correlation.rank for found in correlations(facts.analyzed)}
     command = {line[0]: line[4] for line in analyze_summary(facts.samples)}
     assert {name: f"{rank:+.3f}" for name, rank in page.items()} == command
     measured = ResultIndex({Place("mnist", "dpsgd", 0.5): folder}).certified("mnist", "dpsgd", 0.5)
-    groups = drawn_groups(*metric_and_radius(facts.analysed, "lipschitz"), 0.5)
+    groups = drawn_groups(*metric_and_radius(facts.analyzed, "lipschitz"), 0.5)
     middles, logarithms = by_radius(measured, "lipschitz", 0.5)
     assert middles == pytest.approx([group.middle for group in groups])
     assert logarithms == pytest.approx([math.log10(group.mean) for group in groups])

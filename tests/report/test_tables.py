@@ -64,15 +64,15 @@ def test_samples_stand_beside_the_main_certificates(dpsgd):
     """They were made beside sigma 0.25 (the twin: their own radius is 0.1 everywhere)."""
     facts = read_run(dpsgd)
     assert {row.radius for row in facts.samples} == {0.1}
-    assert [row.radius for row in facts.analysed] == [row.radius for row in facts.main.rows]
-    assert [row.correct for row in facts.analysed] == [row.correct for row in facts.main.rows]
+    assert [row.radius for row in facts.analyzed] == [row.radius for row in facts.main.rows]
+    assert [row.correct for row in facts.analyzed] == [row.correct for row in facts.main.rows]
 
 
 def test_samples_of_some_images_are_joined_by_their_index(dpsgd):
     facts = read_run(dpsgd)
     radius = {row.idx: row.radius for row in facts.main.rows}
     for some in (facts.samples[1:], facts.samples[2::3], facts.samples[::-1]):
-        found = replace(facts, samples=some).analysed
+        found = replace(facts, samples=some).analyzed
         assert [(row.idx, row.radius) for row in found] == [(row.idx, radius[row.idx]) for row in some]
     assert len(set(radius.values())) > 50  # a shift by one place would show
 

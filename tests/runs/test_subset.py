@@ -116,7 +116,7 @@ def test_rows_outside_of_the_subset_are_left_out_of_every_join(run):
     assert certify(run, 50) == 0 and call("analyze", run) == 0
     assert set(even_subset(80, 33)) - set(even_subset(80, 50))  # some rows of the smaller request are not in the larger one
     facts = read_run(run)
-    assert [row.idx for row in facts.analysed] == even_subset(80, 50) and len(facts.samples) > 50
+    assert [row.idx for row in facts.analyzed] == even_subset(80, 50) and len(facts.samples) > 50
     assert call("report", run, "--html", run / "report.html") == 0 and call("verify", run) == 0
 
 

@@ -1,3 +1,3 @@
-"""The command line: one file a command; each parses, calls and prints."""
+"""The command line: one file per command; each parses options, calls the library and prints."""
 
 from .app import main as main

@@ -16,59 +16,84 @@ if TYPE_CHECKING:
 Source = Annotated[
     str | None,
     typer.Argument(
-        metavar="PRESET|FILE.toml", help="A preset (dpcert presets) or a config file.", show_default="mnist/dp-gaussian"
+        metavar="PRESET|FILE.toml",
+        help="Name of a preset (see dpcert presets) or path of a config file.",
+        show_default="mnist/dp-gaussian",
     ),
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
-Sigma = Annotated[float | None, typer.Option(help="Noise of the views and of certification.", show_default="the preset's")]
-Epsilon = Annotated[float | None, typer.Option(help="Privacy budget.", show_default="the preset's")]
-Delta = Annotated[float | None, typer.Option(help="Failure probability of the budget.", show_default="the preset's")]
+RunPath = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run directory written by dpcert run or dpcert train.", show_default=False)
+]
+Sigma = Annotated[
+    float | None,
+    typer.Option(
+        help="Standard deviation of the Gaussian noise added to the images (pixels are in [0, 1]), in training and in "
+        "certification. Methods without noisy copies use it in certification only.",
+        show_default="from the preset",
+    ),
+]
+Epsilon = Annotated[
+    float | None, typer.Option(help="Privacy budget epsilon; smaller is more private.", show_default="from the preset")
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="Privacy budget delta; choose it well below 1 / (training images).", show_default="from the preset"),
+]
 Seed = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=2**63 - 1,
-        help="Fixes initialisation and certification noise; the DP noise stays secret.",
-        show_default="fresh",
+        help="Seed of the initial weights and of the certification noise. The DP noise stays secret.",
+        show_default="random",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/<dataset>-<method>")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps ...", show_default="cpu")]
+Out = Annotated[Path | None, typer.Option(help="Run directory to create or resume.", show_default="runs/<dataset>-<method>")]
+Device = Annotated[str | None, typer.Option(help="PyTorch device: cpu, cuda, cuda:1, mps ...", show_default="cpu")]
 Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:FACTORY",
-        help="Custom model: factory(input_shape, classes) returns an nn.Module. Also a packaged name.",
+        help="Custom model: FACTORY(input_shape, classes) returns an nn.Module. Or the name of a packaged model, e.g. cnn.",
         show_default=False,
     ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.npz|DIR", help="Custom data: arrays, or train/CLASS/*.png and test/CLASS/*.png.", show_default=False
+        metavar="FILE.npz|DIR",
+        help="Custom data: arrays x_train, y_train, x_test, y_test, or images train/CLASS/*.png and test/CLASS/*.png.",
+        show_default=False,
     ),
 ]
 Examples = Annotated[
     str | None,
     typer.Option(
-        metavar="N|all", help="Test images to certify, evenly spread over the test set.", show_default="500, or all if fewer"
+        metavar="N|all",
+        help="Number of test images to certify, evenly spaced over the test set.",
+        show_default="500, or all if fewer",
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any config key (repeatable).", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override any config key, e.g. --set train.epochs=1. Repeatable.",
+        show_default=False,
+    ),
 ]
 
 
 def show_help_without_command(context: typer.Context) -> None:
-    """The help of a group of commands, for whoever typed its name alone."""
+    """Print the help of a command group that was called without a command."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit
 
 
 def examples_of(text: str | None) -> int | str | None:
-    """``--examples``: a number or "all"; None where it is not given."""
+    """Parse ``--examples``: a number or "all"; None if it was not given."""
     if text is None or text == "all":
         return text
     if text.isdecimal() and int(text) > 0:
@@ -77,7 +102,7 @@ def examples_of(text: str | None) -> int | str | None:
 
 
 def factory_of(model: str | None) -> "Factory | None":
-    """The factory behind ``--model``; None where it is not given or names a packaged model."""
+    """The factory behind ``--model``; None if it was not given or names a packaged model."""
     from ..models.factory import import_factory, is_factory_name
 
     return import_factory(model) if model is not None and is_factory_name(model) else None
@@ -85,7 +110,7 @@ def factory_of(model: str | None) -> "Factory | None":
 
 @contextlib.contextmanager
 def opened(run: Path, model: str | None, data: Path | None, device: str | None) -> "Iterator[OpenRun]":
-    """A finished run, with a progress bar for data that have to be fetched."""
+    """Open a finished run, with a progress bar if its data must be downloaded."""
     from ..runs.open import open_run
     from ._show import progress_bar
 
@@ -105,7 +130,7 @@ def assignments(
     device: str | None,
     examples: str | None = None,
 ) -> Mapping[str, Any]:
-    """The options as config keys; ``--set`` is the last word."""
+    """The options as config keys; ``--set`` overrides the other options."""
     from ..runs.config import parse_assignment
     from ..runs.resolve import seed_everything_visible
 

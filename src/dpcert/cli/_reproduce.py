@@ -1,4 +1,4 @@
-"""What ``dpcert reproduce`` joins: the grid that says what is needed, the runner that does it, the report that shows it."""
+"""The steps of ``dpcert reproduce``: find out what the grid needs, run what is missing, show the results."""
 
 import contextlib
 import shlex
@@ -18,7 +18,7 @@ from ..paper.estimate import Estimator, as_words
 from ..paper.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
 from ..paper.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
 from ..paper.result_index import Place, ResultIndex
-from ..paper.runner import Failure, Runner, Tell
+from ..paper.runner import EventHandler, Failure, Runner
 from ..paper.targets import ALL, LOGS
 from ..store.runs import RunDirectory
 from ._show import print_table
@@ -44,21 +44,21 @@ class Request:
 
     @cached_property
     def datasets(self) -> list[str]:
-        """The data sets asked for."""
+        """The requested data sets."""
         return datasets_of(self.dataset_names)
 
     @cached_property
     def targets(self) -> list[Target]:
-        """The targets asked for."""
+        """The requested targets."""
         return targets_of(self.names, self.datasets)
 
     @cached_property
     def estimator(self) -> Estimator:
-        """Knows all timings in the results folder."""
+        """Estimates run times from the timings in the results folder."""
         return Estimator(self.results, _all_cells())
 
     def missing_of(self, targets: Sequence[Target]) -> list[list[Piece]]:
-        """What is not done yet."""
+        """The pieces of work that are not done yet."""
         return missing(needs_of(targets, self.datasets), self.results, self.examples)
 
 
@@ -66,47 +66,47 @@ def _all_cells() -> list[Cell]:
     return [need.cell for need in needs_of(list(TARGETS.values()), DATASETS)]
 
 
-def list_targets(asked: Request) -> None:
-    """Every target: what it is in the paper, how much of it is done, how long the rest takes."""
+def list_targets(request: Request) -> None:
+    """Print every target: what it is in the paper, how much of it is done, how long the rest takes."""
     rows = []
     for target in TARGETS.values():
-        needs = target.needs(asked.datasets)
-        chains = missing(needs, asked.results, asked.examples)
-        left = asked.estimator.left(chains, asked.jobs)
-        time_left = as_words(left) if chains else "nothing" if needs else "not run here: CIFAR-10"
+        needs = target.needs(request.datasets)
+        chains = missing(needs, request.results, request.examples)
+        left = request.estimator.left(chains, request.jobs)
+        time_left = as_words(left) if chains else "none" if needs else "not run here: CIFAR-10"
         name = target.name if target.in_all else f"{target.name} (not in all)"
         rows.append((name, target.paper, str(len(needs)), str(len(needs) - len(chains)), time_left))
-    everything = asked.missing_of(targets_of([ALL], asked.datasets))
-    total = needs_of(targets_of([ALL], asked.datasets), asked.datasets)
-    in_all = as_words(asked.estimator.left(everything, asked.jobs)) if everything else "nothing"
-    rows.append((ALL, "every one above; runs are shared", str(len(total)), str(len(total) - len(everything)), in_all))
+    everything = request.missing_of(targets_of([ALL], request.datasets))
+    total = needs_of(targets_of([ALL], request.datasets), request.datasets)
+    in_all = as_words(request.estimator.left(everything, request.jobs)) if everything else "none"
+    rows.append((ALL, "every unmarked target; runs are shared", str(len(total)), str(len(total) - len(everything)), in_all))
     print_table(("target", "in the paper", "runs", "done", "time left"), rows)
 
 
-def do_missing(asked: Request, *, dry_run: bool) -> list[Failure]:
-    """Say what is missing and how long it takes; do it unless told not to."""
-    needs = needs_of(asked.targets, asked.datasets)
-    chains = asked.missing_of(asked.targets)
+def do_missing(request: Request, *, dry_run: bool) -> list[Failure]:
+    """Print what is missing and how long it takes, then run it unless this is a dry run."""
+    needs = needs_of(request.targets, request.datasets)
+    chains = request.missing_of(request.targets)
     if not chains:
         return []
     for pieces in chains:
-        bare = holds_rows_only(RunDirectory(asked.results / pieces[0].cell.name))
+        bare = holds_rows_only(RunDirectory(request.results / pieces[0].cell.name))
         words = [piece.kind if piece.sigma is None else f"certify at {piece.sigma:g}" for piece in pieces]
-        why = " (its rows are here without weights)" if bare else ""
+        why = " (stored without weights, so it must be trained again)" if bare else ""
         typer.echo(f"missing: {pieces[0].cell.name}: {', '.join(words)}{why}", err=True)
-    left = as_words(asked.estimator.left(chains, asked.jobs))
-    typer.echo(f"{len(chains)} of {len(needs)} runs are not complete; about {left} with --jobs {asked.jobs}", err=True)
+    left = as_words(request.estimator.left(chains, request.jobs))
+    typer.echo(f"{len(chains)} of {len(needs)} runs are incomplete; about {left} with --jobs {request.jobs}", err=True)
     if dry_run:
         return []
-    with _telling() as tell:
+    with _event_printer() as print_event:
         wanted = {pieces[0].cell for pieces in chains}
-        runner = Runner(asked.results, asked.examples, asked.jobs, asked.estimator, tell)
-        return runner.run([need for need in in_order(asked.targets, asked.datasets) if need.cell in wanted])
+        runner = Runner(request.results, request.examples, request.jobs, request.estimator, print_event)
+        return runner.run([need for need in in_order(request.targets, request.datasets) if need.cell in wanted])
 
 
 @contextlib.contextmanager
-def _telling() -> Iterator[Tell]:
-    """Events as lines; what is under way in one line that renews itself, or a line a minute where there is no terminal."""
+def _event_printer() -> Iterator[EventHandler]:
+    """Print each event as a line. Progress is one line that updates in place, or a line per minute without a terminal."""
     due = [0.0]
 
     if sys.stderr.isatty():
@@ -129,19 +129,19 @@ def _telling() -> Iterator[Tell]:
     yield lines
 
 
-def show(asked: Request, figures: Path | None, markdown: Path | None) -> None:
-    """Tables, claims and figures from what is in the results folder; a run under a name not its own is refused."""
-    needs = needs_of(asked.targets, asked.datasets)
+def show(request: Request, figures: Path | None, markdown: Path | None) -> None:
+    """Show tables, claims and figures of the results folder; refuse a run whose settings do not match its name."""
+    needs = needs_of(request.targets, request.datasets)
     for need in needs:
-        check_request(RunDirectory(asked.results / need.cell.name), need.cell)
-    index = ResultIndex(_places(needs, asked.results))
+        check_request(RunDirectory(request.results / need.cell.name), need.cell)
+    index = ResultIndex(_places(needs, request.results))
     sections = []
-    for target in asked.targets:
-        datasets = tuple(name for name in asked.datasets if name in target.datasets)
-        wanted = reproduction.Asked(target.name, target.paper, datasets, target.sigmas)
+    for target in request.targets:
+        datasets = tuple(name for name in request.datasets if name in target.datasets)
+        wanted = reproduction.TargetRequest(target.name, target.paper, datasets, target.sigmas)
         sections.append(reproduction.section(index, wanted, with_figures=figures is not None))
     for part in sections:
-        typer.echo(f"\n{part.asked.name}: {part.asked.paper}")
+        typer.echo(f"\n{part.request.name}: {part.request.paper}")
         for table in part.tables:
             print_table(table.headings, table.rows, table.title)
         for note in part.notes:
@@ -153,22 +153,22 @@ def show(asked: Request, figures: Path | None, markdown: Path | None) -> None:
         reproduction.save_figures(sections, figures)
         typer.echo(f"figures: {figures}")
     if markdown is not None:
-        reproduction.write_markdown(sections, markdown, figures, _command(asked, figures, markdown))
+        reproduction.write_markdown(sections, markdown, figures, _command(request, figures, markdown))
         typer.echo(f"page: {markdown}")
 
 
-def _command(asked: Request, figures: Path | None, markdown: Path) -> str:
-    """The request that makes the page again from the same rows."""
+def _command(request: Request, figures: Path | None, markdown: Path) -> str:
+    """The command that regenerates the page from the same rows."""
     words = [
         "dpcert",
         "reproduce",
-        *asked.names,
-        *(word for name in asked.dataset_names for word in ("--dataset", name)),
+        *request.names,
+        *(word for name in request.dataset_names for word in ("--dataset", name)),
         "--show",
     ]
     words += [
         "--results",
-        str(asked.results),
+        str(request.results),
         "--markdown",
         str(markdown),
         *([] if figures is None else ["--figures", str(figures)]),
@@ -177,20 +177,20 @@ def _command(asked: Request, figures: Path | None, markdown: Path) -> str:
 
 
 def _places(needs: Sequence[Need], results: Path) -> dict[Place, Path]:
-    found = {}
+    paths = {}
     for need in needs:
         cell = need.cell
         for sigma in need.sigmas or (cell.sigma,):
             change = change_name(cell.change).lstrip("-")
-            found[Place(cell.dataset, cell.method, sigma, cell.seed, change)] = results / cell.name
-    return found
+            paths[Place(cell.dataset, cell.method, sigma, cell.seed, change)] = results / cell.name
+    return paths
 
 
-def complain(failures: Sequence[Failure], results: Path) -> None:
-    """Pieces that failed make the command fail, after everything else was done and shown."""
+def raise_if_failed(failures: Sequence[Failure], results: Path) -> None:
+    """Fail the command if a piece of work failed, after everything else was run and shown."""
     if failures:
         first = failures[0]
         raise RunError(
-            f"{len(failures)} pieces failed, the first: {first.piece}: {first.reason}; logs are in {results / LOGS}; "
-            "give the same command again to go on"
+            f"{len(failures)} tasks failed; the first: {first.piece}: {first.reason}; logs are in {results / LOGS}; "
+            "rerun the same command to resume"
         )

@@ -1,4 +1,4 @@
-"""Progress bars and tables for a terminal; plain lines where there is none."""
+"""Progress bars and tables for a terminal, or plain lines if there is none."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 @contextlib.contextmanager
 def progress_bar(label: str, unit: str) -> Iterator[Progress]:
-    """A bar with facts, throughput and time left; a line every half minute when stderr is not a terminal."""
+    """A progress bar with facts, throughput and time left; a line every 30 seconds if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield _lines(label, unit)
         return
@@ -35,14 +35,14 @@ def progress_bar(label: str, unit: str) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     bar = Bar(*columns, console=Console(stderr=True))
-    began: list[tuple[float, int]] = []
+    start: list[tuple[float, int]] = []
 
     def show(done: int, total: int, **facts: str) -> None:
-        if not began:  # nothing is drawn for work that turns out to be none
-            began.append((time.monotonic(), done))
+        if not start:  # draw nothing until there is work to show
+            start.append((time.monotonic(), done))
             bar.add_task(label, facts="")
             bar.start()
-        bar.update(bar.task_ids[0], completed=done, total=total, facts=_facts(facts, done, began[0], unit))
+        bar.update(bar.task_ids[0], completed=done, total=total, facts=_facts(facts, done, start[0], unit))
 
     try:
         yield show
@@ -51,39 +51,39 @@ def progress_bar(label: str, unit: str) -> Iterator[Progress]:
 
 
 def _lines(label: str, unit: str) -> Progress:
-    began: list[tuple[float, int]] = []
+    start: list[tuple[float, int]] = []
     due = [0.0]
 
     def show(done: int, total: int, **facts: str) -> None:
         now = time.monotonic()
-        began.append((now, done)) if not began else None
+        start.append((now, done)) if not start else None
         if now >= due[0] or done == total:
             due[0] = now + _SECONDS_BETWEEN_LINES
-            speed, left = _speed(done, began[0]), ""
+            speed, left = _speed(done, start[0]), ""
             if speed > 0 and done < total:
                 left = f", {(total - done) / speed / 60:.1f} min left"
-            print(f"{label} {done}/{total} {_facts(facts, done, began[0], unit)}{left}", file=sys.stderr, flush=True)
+            print(f"{label} {done}/{total} {_facts(facts, done, start[0], unit)}{left}", file=sys.stderr, flush=True)
 
     return show
 
 
-def _speed(done: int, began: tuple[float, int]) -> float:
-    elapsed = time.monotonic() - began[0]
-    return (done - began[1]) / elapsed if elapsed > 0 else 0.0
+def _speed(done: int, start: tuple[float, int]) -> float:
+    elapsed = time.monotonic() - start[0]
+    return (done - start[1]) / elapsed if elapsed > 0 else 0.0
 
 
-def _facts(facts: dict[str, str], done: int, began: tuple[float, int], unit: str) -> str:
+def _facts(facts: dict[str, str], done: int, start: tuple[float, int], unit: str) -> str:
     words = [f"{name} {value}" for name, value in facts.items() if value]
-    speed = _speed(done, began)
+    speed = _speed(done, start)
     return "  ".join([*words, f"{speed:.3g} {unit}/s"] if speed else words)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table on stdout, or a block for each row where the table would have to break a word (a name, an address)."""
+    """Print a table, or one block per row if the table would have to break words such as names and URLs."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)  # cells hold brackets of their own
+    console = Console(highlight=False, markup=False)  # cells contain literal brackets
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200
     columns = list(zip(headings, *rows, strict=True))
@@ -93,7 +93,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
         _print_blocks(console, headings, rows, title)
         return
     wanted = [max(map(len, column)) - width for column, width in zip(columns, widths, strict=True)]
-    for done, place in enumerate(sorted(range(len(columns)), key=wanted.__getitem__)):  # small wishes first, the rest share
+    # Narrow columns first; wide ones share the rest.
+    for done, place in enumerate(sorted(range(len(columns)), key=wanted.__getitem__)):
         given = min(wanted[place], spare // (len(columns) - done))
         widths[place], spare = widths[place] + given, spare - given
     table = Table(title=title, title_justify="left", header_style="bold")
@@ -105,7 +106,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
 
 
 def _print_blocks(console: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
-    """The name of each row, and below it what is known of it; lines are left to the terminal to wrap, which copies whole."""
+    """Print the first cell of each row and the others below it. The terminal wraps long lines, so that they can be copied."""
     if title is not None:
         console.print(title, soft_wrap=True)
     width = max(len(heading) for heading in headings[1:])

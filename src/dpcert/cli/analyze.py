@@ -10,28 +10,33 @@ from . import _options as o
 def analyze(
     run: o.RunPath,
     examples: Annotated[
-        str | None, typer.Option(metavar="N|all", help="Certified images to measure, evenly spread.", show_default="all")
+        str | None,
+        typer.Option(metavar="N|all", help="Number of certified images to measure, evenly spaced.", show_default="all"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random starts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random starting points.")] = 0,
     layer: Annotated[
-        str | None, typer.Option(help="Layer whose features are looked at.", show_default="what feeds the last linear one")
+        str | None,
+        typer.Option(help="Name of the layer whose features are measured.", show_default="the input of the last linear layer"),
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.", show_default="64 on a CPU")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images per batch.", show_default="64 on a CPU")] = None,
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
 ) -> None:
-    """Input-gradient norm, input-Hessian norm and local Lipschitz constant of each certified image, beside its radius.
+    """Measure the input-gradient norm, input-Hessian norm and local Lipschitz constant at each certified image.
+
+    Prints how each of them correlates with the certified radius. Needs certificates: run dpcert certify first.
 
     Example:  dpcert analyze runs/mnist-dp-gaussian
     """
-    from ..runs import analyze as own
+    from ..runs import analyze as analysis
     from ._show import print_table, progress_bar
 
-    request = own.AnalyzeRequest(o.examples_of(examples), seed, layer, batch)
+    request = analysis.AnalyzeRequest(o.examples_of(examples), seed, layer, batch)
     with o.opened(run, model, data, device) as loaded, progress_bar("analyze", "images") as analyzing:
-        found = own.analyze(loaded, request, analyzing)
-    print_table(own.HEADINGS, own.summary(found.rows), f"{len(found.rows)} images; correlation with the certified radius (L2)")
-    print_table(*own.splits(found.rows))
-    typer.echo(f"Hessian residual at most {max(row.hessian_residual for row in found.rows):.2g}; features: {found.layer}")
-    typer.echo(f"rows: {found.file}")
+        result = analysis.analyze(loaded, request, analyzing)
+    title = f"{len(result.rows)} images; correlation with the certified radius (L2)"
+    print_table(analysis.HEADINGS, analysis.summary(result.rows), title)
+    print_table(*analysis.splits(result.rows))
+    typer.echo(f"Hessian residual at most {max(row.hessian_residual for row in result.rows):.2g}; features: {result.layer}")
+    typer.echo(f"rows: {result.file}")

@@ -1,4 +1,4 @@
-"""The commands, and one voice for everything that goes wrong."""
+"""The command-line application: register the commands and print every error as one line."""
 
 import contextlib
 import os
@@ -44,18 +44,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-DO, LOOK, SHARE, LIST = "Do the work", "Ask and look", "Share and check", "What there is"
-app.command("run", rich_help_panel=DO)(run.run)
-app.command("train", rich_help_panel=DO)(train.train)
-app.command("certify", rich_help_panel=DO)(certify.certify)
-app.command("pretrain", rich_help_panel=DO)(pretrain.pretrain)
-app.command("predict", rich_help_panel=LOOK)(predict.predict)
-app.command("attack", rich_help_panel=LOOK)(attack.attack)
-app.command("analyze", rich_help_panel=LOOK)(analyze.analyze)
-app.command("report", rich_help_panel=LOOK)(report.report)
-app.command("reproduce", rich_help_panel=LOOK)(reproduce.reproduce)
-app.command("account", rich_help_panel=LOOK)(account.account)
-app.command("audit", rich_help_panel=LOOK)(audit.audit)
+TRAIN, INSPECT, SHARE, LIST = "Train and certify", "Inspect and evaluate", "Share and verify", "List what is available"
+app.command("run", rich_help_panel=TRAIN)(run.run)
+app.command("train", rich_help_panel=TRAIN)(train.train)
+app.command("certify", rich_help_panel=TRAIN)(certify.certify)
+app.command("pretrain", rich_help_panel=TRAIN)(pretrain.pretrain)
+app.command("predict", rich_help_panel=INSPECT)(predict.predict)
+app.command("attack", rich_help_panel=INSPECT)(attack.attack)
+app.command("analyze", rich_help_panel=INSPECT)(analyze.analyze)
+app.command("report", rich_help_panel=INSPECT)(report.report)
+app.command("reproduce", rich_help_panel=INSPECT)(reproduce.reproduce)
+app.command("account", rich_help_panel=INSPECT)(account.account)
+app.command("audit", rich_help_panel=INSPECT)(audit.audit)
 app.command("verify", rich_help_panel=SHARE)(verify.verify)
 app.command("export", rich_help_panel=SHARE)(export.export)
 app.command("methods", rich_help_panel=LIST)(methods.methods)
@@ -74,7 +74,7 @@ def _root(context: typer.Context, version: bool = typer.Option(False, "--version
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command. Exit codes: 0 done, 2 a wrong request (one line on stderr), 130 interrupted with the state saved."""
+    """Run one command. Exit codes: 0 success, 2 invalid request (one line on stderr), 130 interrupted with the state saved."""
     warnings.showwarning = _warn
     with _terminating_cleanly():
         _run(arguments)
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str] | None) -> None:
     try:
         code = app(arguments, standalone_mode=False)
-        if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt, without a word
+        if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this code and prints nothing
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
@@ -91,17 +91,19 @@ def _run(arguments: list[str] | None) -> None:
     except DpcertError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its rights and free space")
+        _fail(
+            f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its permissions and the free space"
+        )
     except (KeyboardInterrupt, typer.Abort) as error:
         again = _as_typed(sys.argv[1:] if arguments is None else arguments)
         typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
         sys.stdout.flush()
-        os._exit(INTERRUPTED)  # at once: worker threads of numerical libraries may still be busy
+        os._exit(INTERRUPTED)  # do not wait: worker threads of numerical libraries may still be busy
 
 
 @contextlib.contextmanager
 def _terminating_cleanly() -> Iterator[None]:
-    """SIGTERM is Ctrl-C from a machine (a job queue, a container): the same clean end, not a kill."""
+    """Handle SIGTERM, which job queues and containers send, like Ctrl-C: save the state, then exit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -117,19 +119,19 @@ def _terminating_cleanly() -> Iterator[None]:
 
 
 def _as_typed(arguments: list[str]) -> str:
-    """The command line of this process, quoted so that a shell reads it back."""
-    called = Path(sys.argv[0])
-    found = shutil.which("dpcert")
-    how = [sys.argv[0]]
-    if called.name == "__main__.py":  # python -m dpcert
-        how = [sys.executable, "-m", "dpcert"]
-    elif found is not None and called.exists() and called.samefile(found):
-        how = ["dpcert"]
-    return shlex.join([*how, *arguments])
+    """The command line of this process, quoted for a shell."""
+    program = Path(sys.argv[0])
+    installed = shutil.which("dpcert")
+    prefix = [sys.argv[0]]
+    if program.name == "__main__.py":  # python -m dpcert
+        prefix = [sys.executable, "-m", "dpcert"]
+    elif installed is not None and program.exists() and program.samefile(installed):
+        prefix = ["dpcert"]
+    return shlex.join([*prefix, *arguments])
 
 
 def _given(error: typer.TyperException, arguments: list[str]) -> str:
-    """The value behind a refused option: the parser's own words leave it out."""
+    """The value of a refused option, which the parser's message leaves out."""
     names = getattr(getattr(error, "param", None), "opts", [])
     for place, word in enumerate(arguments):
         option, equals, value = word.partition("=")
@@ -146,7 +148,7 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Our own warnings are one line for the user; others (a library's) keep their place of origin."""
+    """Print dpcert's warnings as one line; warnings of other libraries keep their file and line number."""
     ours = issubclass(category, DpcertWarning)
     typer.echo(f"warning: {message}" if ours else f"{filename}:{lineno}: {category.__name__}: {message}", err=True)
 

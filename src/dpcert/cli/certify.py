@@ -15,32 +15,42 @@ if TYPE_CHECKING:
 
 def certify(
     run: o.RunPath,
-    sigma: Annotated[float | None, typer.Option(help="Smoothing noise.", show_default="the run's")] = None,
-    n0: Annotated[int, typer.Option(help="Votes that select the class.")] = 100,
-    n: Annotated[int, typer.Option(help="Votes that bound its probability.")] = 10_000,
-    alpha: Annotated[float, typer.Option(help="Each certificate fails with at most this probability.")] = 0.001,
+    sigma: Annotated[
+        float | None, typer.Option(help="Standard deviation of the smoothing noise.", show_default="from the run")
+    ] = None,
+    n0: Annotated[int, typer.Option(help="Votes per image that select the class.")] = 100,
+    n: Annotated[int, typer.Option(help="Votes per image that bound the probability of that class.")] = 10_000,
+    alpha: Annotated[float, typer.Option(help="Each certificate is wrong with at most this probability.")] = 0.001,
     examples: o.Examples = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.", show_default="fresh")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the smoothing noise.", show_default="random")
+    ] = None,
     radius: Annotated[
-        float | None, typer.Option(help="Only ask: robust at this L2 radius? Far fewer votes.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Only decide whether each image is robust at this L2 radius; needs far fewer votes.", show_default=False
+        ),
     ] = None,
     fresh_noise: Annotated[
-        bool, typer.Option("--fresh-noise", help="Noise of its own for each image, not a shared bank.")
+        bool, typer.Option("--fresh-noise", help="Draw separate noise for each image instead of sharing it.")
     ] = False,
     skip_misclassified: Annotated[
-        bool, typer.Option("--skip-misclassified", help="No radius where the class is wrong.")
+        bool, typer.Option("--skip-misclassified", help="Compute no radius for images whose class is wrong.")
     ] = False,
     simultaneous: Annotated[
-        bool, typer.Option("--simultaneous", help="Divide alpha by the number of images: all certificates hold together.")
+        bool,
+        typer.Option("--simultaneous", help="Divide alpha by the number of images, so that all certificates hold together."),
     ] = False,
-    split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
+    split: Annotated[Literal["test", "validation"], typer.Option(help="Images to certify.")] = "test",
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
 ) -> None:
-    """Certify evenly spread test images; more --examples extend what is there, fewer change nothing.
+    """Compute certified L2 radii for test images.
 
-    An interrupted call resumes.
+    Within its radius, no change of the image changes the class that the smoothed model answers.
+
+    Rerun the same command to resume. A larger --examples adds images to the stored ones; a smaller one changes nothing.
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
@@ -53,12 +63,12 @@ def certify(
     request = CertifyRequest(how, o.examples_of(examples), seed, split, simultaneous)
     with o.opened(run, model, data, device) as loaded:
         if radius is None:
-            certify_and_tell(loaded, request)
+            certify_and_print(loaded, request)
         else:
-            decide_and_tell(loaded, request, radius)
+            decide_and_print(loaded, request, radius)
 
 
-def certify_and_tell(run: LoadedRun, request: CertifyRequest) -> None:
+def certify_and_print(run: LoadedRun, request: CertifyRequest) -> None:
     """Certify with a progress bar and print the average certified radius."""
     from ..runs import certify as runs
     from ._show import progress_bar
@@ -71,13 +81,13 @@ def certify_and_tell(run: LoadedRun, request: CertifyRequest) -> None:
         f"sigma {figures['sigma']:g}: ACR {figures['acr']:.3f}{interval}, "
         f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
     )
-    _tell_what_is_kept(request, figures)
+    _print_what_is_kept(request, figures)
     typer.echo(_what_alpha_is(figures, request.how.alpha, "certificate"))
     typer.echo(f"certificates: {run.path / figures['file']}")
 
 
-def _tell_what_is_kept(request: CertifyRequest, figures: dict[str, Any]) -> None:
-    """More examples extend a file, fewer change nothing: said, so that nobody takes the figures for those of fewer images."""
+def _print_what_is_kept(request: CertifyRequest, figures: dict[str, Any]) -> None:
+    """Say so if more images are stored than were requested: the printed figures cover all of them."""
     if request.is_for_fewer_than(figures["examples"]):
         typer.echo(f"{figures['file']} already has {figures['examples']:,} certified images; keeping them")
 
@@ -88,22 +98,22 @@ def _what_alpha_is(figures: dict[str, Any], alpha: float, thing: str) -> str:
     return f"each {thing} holds on its own with probability at least 1 - {alpha:g}"
 
 
-def decide_and_tell(run: LoadedRun, request: CertifyRequest, radius: float) -> None:
+def decide_and_print(run: LoadedRun, request: CertifyRequest, radius: float) -> None:
     """Decide robustness at one radius with a progress bar and print the share and the votes saved."""
     from ..runs import certify as runs
     from ._show import progress_bar
 
     with progress_bar("decide", "images") as deciding:
-        found = runs.decide(run, request, radius, deciding)
-    low, high = found["certified_accuracy_interval"]
-    share = found["votes"] / found["votes_of_certify"]
+        figures = runs.decide(run, request, radius, deciding)
+    low, high = figures["certified_accuracy_interval"]
+    share = figures["votes"] / figures["votes_of_certify"]
     typer.echo(
-        f"certified accuracy at radius {radius:g}: {100 * found['certified_accuracy']:.2f} % (95 % interval {100 * low:.2f} to "
-        f"{100 * high:.2f}) of {found['examples']} images, {found['undecided']} undecided"
+        f"certified accuracy at radius {radius:g}: {100 * figures['certified_accuracy']:.2f} % "
+        f"(95 % interval {100 * low:.2f} to {100 * high:.2f}) of {figures['examples']} images, {figures['undecided']} undecided"
     )
-    _tell_what_is_kept(request, found)
+    _print_what_is_kept(request, figures)
     typer.echo(
-        f"{found['votes']} votes, {100 * share:.2f} % of CERTIFY's {found['votes_of_certify']}; "
-        f"{_what_alpha_is(found, request.how.alpha, 'answer')}, whenever it stopped"
+        f"{figures['votes']} votes, {100 * share:.2f} % of CERTIFY's {figures['votes_of_certify']}; "
+        f"{_what_alpha_is(figures, request.how.alpha, 'answer')}, early stopping included"
     )
-    typer.echo(f"rows: {run.path / found['file']}")
+    typer.echo(f"rows: {run.path / figures['file']}")

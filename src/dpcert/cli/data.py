@@ -6,14 +6,14 @@ import typer
 
 from ._options import show_help_without_command
 
-app = typer.Typer(help="Data sets: list, fetch, verify.")
+app = typer.Typer(help="List, download and verify data sets.")
 app.callback(invoke_without_command=True)(show_help_without_command)
-Name = Annotated[str | None, typer.Argument(help="A data set.", show_default="all")]
+Name = Annotated[str | None, typer.Argument(help="Name of a data set.", show_default="all")]
 
 
 @app.command("list")
 def list_() -> None:
-    """The data sets and where their files are.
+    """List the data sets and where their files are.
 
     Example:  dpcert data list
     """
@@ -22,14 +22,14 @@ def list_() -> None:
 
     rows = []
     for source in SOURCES.values():
-        places = sorted({str(path.parent) if path else "not here" for path in locate(source).values()})
+        places = sorted({str(path.parent) if path else "not downloaded" for path in locate(source).values()})
         rows.append((source.name, ", ".join(places), source.mirror, source.licence))
-    print_table(("data set", "found in", "official mirror", "licence"), rows)
+    print_table(("data set", "folder", "official mirror", "license"), rows)
 
 
 @app.command()
 def fetch(name: Name = None) -> None:
-    """Fetch what is missing from the official mirror, with its SHA-256 checked.
+    """Download missing files from the official mirror and check their SHA-256.
 
     Example:  dpcert data fetch fashion-mnist
     """
@@ -38,7 +38,7 @@ def fetch(name: Name = None) -> None:
 
 @app.command()
 def verify(name: Name = None) -> None:
-    """Check SHA-256, sizes and ranges of every file that is here; nothing is fetched.
+    """Check the SHA-256, sizes and value ranges of all local files. Downloads nothing.
 
     Example:  dpcert data verify mnist
     """
@@ -46,7 +46,7 @@ def verify(name: Name = None) -> None:
 
     for each in [name] if name else list(SOURCES):
         if each in SOURCES and missing_files(SOURCES[each]):
-            typer.echo(f"{each}: not here; dpcert data fetch {each} gets it")
+            typer.echo(f"{each}: not downloaded; get it with: dpcert data fetch {each}")
         else:
             _load(each, "every file has its published SHA-256")
 

@@ -10,11 +10,11 @@ from . import _options as o
 
 def export(
     run: o.RunPath,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle to write, e.g. model.zip.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Bundle to write, e.g. model.zip.", show_default=False)],
 ) -> None:
-    """Write a bundle that may be shared: weights, statement, config, ledger, metrics, certificates, report; nothing secret.
+    """Write a bundle to share: weights, privacy statement, config, ledger, metrics, certificates and report; nothing secret.
 
-    The run is checked first, as dpcert verify would. The same run gives the same bytes; an existing FILE is never replaced.
+    Verifies the run first, like dpcert verify. The same run always gives the same bytes. Never overwrites an existing FILE.
 
     Example:  dpcert export runs/mnist-dp-gaussian mnist-dp-gaussian.zip
     """
@@ -28,6 +28,8 @@ def export(
     for name, reason in done.left_out.items():
         typer.echo(f"left out: {name} ({reason})")
     if done.data_path:
-        typer.echo(f"note: {CONFIG}, which the weights are bound to, names your data as {done.data_path}")
-    typer.echo(f"exported: {file}" if done.is_new else f"nothing to do: {file} holds this bundle already")
+        typer.echo(
+            f"note: {CONFIG} contains the path of your data, {done.data_path}; the weights are bound to it, so it is kept"
+        )
+    typer.echo(f"exported: {file}" if done.is_new else f"nothing to do: {file} already contains this bundle")
     typer.echo(f"anyone can check it with: dpcert verify {file}")

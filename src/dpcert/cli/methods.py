@@ -7,9 +7,9 @@ if TYPE_CHECKING:
 
 
 def methods() -> None:
-    """The training methods: what each is made of, where the paper has it, and what a step costs beside DPSGD's (K = 2).
+    """List the training methods: their parts, their cost per step relative to DPSGD (K = 2), their place in the paper.
 
-    docs/methods.md says when to use which.
+    docs/methods.md explains when to use which.
 
     Example:  dpcert methods
     """
@@ -17,10 +17,10 @@ def methods() -> None:
     from ._show import print_table
 
     rows = [(name, _parts(r), "no" if r.clip == "none" else "yes", f"{r.cost:.1f}x", r.source) for name, r in METHODS.items()]
-    print_table(("method", "made of", "private", "cost", "in the paper"), rows)
+    print_table(("method", "parts", "private", "cost", "in the paper"), rows)
 
 
 def _parts(recipe: "Row") -> str:
-    """What differs from plain training on the images as they are."""
+    """The parts that differ from plain training on unmodified images."""
     parts = {" views": recipe.views, "": recipe.regulariser, " clip": recipe.clip}
     return ", ".join(f"{part}{kind}" for kind, part in parts.items() if part != "none") or "plain training"

@@ -11,24 +11,29 @@ from . import _options as o
 def predict(
     run: o.RunPath,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE.npy|FILE.png ...", help="Images in [0, 1], or 8 bit.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="FILE.npy|FILE.png ...", help="Images with values in [0, 1], or 8-bit.", show_default=False),
     ],
-    sigma: Annotated[float | None, typer.Option(help="Smoothing noise.", show_default="the run's")] = None,
-    n: Annotated[int, typer.Option(help="Votes that bound the probability.")] = 10_000,
-    alpha: Annotated[float, typer.Option(help="Probability that an answer is wrong.")] = 0.001,
+    sigma: Annotated[
+        float | None, typer.Option(help="Standard deviation of the smoothing noise.", show_default="from the run")
+    ] = None,
+    n: Annotated[int, typer.Option(help="Votes per image that bound the probability of the class.")] = 10_000,
+    alpha: Annotated[float, typer.Option(help="Each answer is wrong with at most this probability.")] = 0.001,
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
 ) -> None:
-    """The smoothed class and certified L2 radius of your own images, or "abstain"; always with fresh noise.
+    """Predict the class and certified L2 radius of your images, or "abstain".
+
+    Every call draws fresh noise.
 
     Example:  dpcert predict runs/mnist-dp-gaussian digit.png
     """
-    from ..runs import predict as own
+    from ..runs.predict import predict_files
     from ._show import print_table, progress_bar
 
     with progress_bar("predict", "images") as progress:
-        rows = own.predict_files(
+        rows = predict_files(
             run,
             files,
             sigma=sigma,

@@ -4,7 +4,9 @@ import typer
 
 
 def presets() -> None:
-    """The presets by data set and method; sigma is 0.5 unless --sigma says otherwise (the paper: 0.25, 0.5, 1.0).
+    """List the presets by data set and method.
+
+    sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 
     Example:  dpcert run mnist/dp-gaussian --sigma 0.25
     """
@@ -16,15 +18,15 @@ def presets() -> None:
     rows = []
     for method in dict.fromkeys(name.split("/")[1] for name in configs):
         of_method = [config for name, config in configs.items() if name.split("/")[1] == method]
-        made = of_method[0].build_method()
-        epsilons = {"inf" if made.clip_rule.name == "none" else f"{config.privacy.epsilon:g}" for config in of_method}
+        built = of_method[0].build_method()
+        epsilons = {"inf" if built.clip_rule.name == "none" else f"{config.privacy.epsilon:g}" for config in of_method}
         settings = [configs.get(f"{dataset}/{method}") for dataset in p.DATASETS]
         cells = [
             "" if c is None else f"{c.train.optimizer} {c.train.learning_rate:g}/{c.train.batch_size}/{c.train.epochs:g}"
             for c in settings
         ]
-        rows.append((method, " or ".join(sorted(epsilons)), str(made.views.copies), *cells))
+        rows.append((method, " or ".join(sorted(epsilons)), str(built.views.copies), *cells))
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
     typer.echo("A preset is DATASET/METHOD: dpcert run fashion-mnist/psac")
-    typer.echo(f"Cells: optimizer, learning rate/batch size/epochs. K: copies. delta: {deltas}.")
+    typer.echo(f"Cells: optimizer, learning rate/batch size/epochs. K: noisy copies per image. delta: {deltas}.")

@@ -10,12 +10,20 @@ from . import _options as o
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Run directories.", show_default=False)],
-    html: Annotated[Path | None, typer.Option(help="Also write a self-contained page.", show_default=False)] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.", show_default=False)] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write the figures as SVG and PNG.", show_default=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a self-contained HTML page to this file.", show_default=False)
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Also write the table as Markdown to this file.", show_default=False)
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write figures (SVG, PNG) to this folder.", show_default=False)
+    ] = None,
     data: o.Data = None,
 ) -> None:
-    """A table of one or more runs, and one page with all that is known of them; made from rows only.
+    """Print a table of one or more runs; with --html, also write one page about them.
+
+    Reads stored results only and runs no model.
 
     Example:  dpcert report runs/mnist-dp-gaussian runs/mnist-dpsgd --html compare.html
     """

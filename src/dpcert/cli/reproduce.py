@@ -11,29 +11,37 @@ from ..paper.targets import RESULTS
 def reproduce(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET ...|all]", help="Tables and figures of the paper.", show_default="list them"),
+        typer.Argument(
+            metavar="[TARGET ...|all]", help="Tables and figures of the paper to rebuild.", show_default="list them"
+        ),
     ] = None,
     dataset: Annotated[
-        list[str] | None, typer.Option(metavar="mnist|fashion-mnist", help="Repeatable.", show_default="both")
+        list[str] | None, typer.Option(metavar="mnist|fashion-mnist", help="Data set to use. Repeatable.", show_default="both")
     ] = None,
-    examples: Annotated[int, typer.Option(help="Test images to certify, measure and attack in each run.")] = 1000,
-    results: Annotated[Path, typer.Option(help="Where the runs are.")] = RESULTS,
-    jobs: Annotated[int, typer.Option(help="Child processes at once.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is missing, do nothing, show what is there.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Only show what is there; the rest is 'not run'.")] = False,
-    figures: Annotated[Path | None, typer.Option(help="Also draw the figures, as SVG and PNG.", show_default=False)] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Also write a page of Markdown.", show_default=False)] = None,
+    examples: Annotated[int, typer.Option(help="Number of test images to certify, measure and attack in each run.")] = 1000,
+    results: Annotated[Path, typer.Option(help="Folder of the run directories.")] = RESULTS,
+    jobs: Annotated[int, typer.Option(help="Number of processes to run in parallel.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what is missing and show what is done; run nothing.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Only show what is done; the rest is 'not run'.")] = False,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write figures (SVG, PNG) to this folder.", show_default=False)
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write a Markdown page to this file.", show_default=False)] = None,
 ) -> None:
-    """Rebuild tables and figures of the paper, ours beside the paper's: do what is missing, skip what is done.
+    """Rebuild tables and figures of the paper and compare our results with the paper's.
+
+    Trains and measures what is missing and skips what is done. Without a target, lists all targets.
 
     Example:  dpcert reproduce table1 --dataset mnist --jobs 2
     """
     from . import _reproduce as work
 
-    asked = work.Request(targets or [], dataset or [], examples, results, jobs)
+    request = work.Request(targets or [], dataset or [], examples, results, jobs)
     if not targets:
-        work.list_targets(asked)
+        work.list_targets(request)
         return
-    failures = [] if show else work.do_missing(asked, dry_run=dry_run)
-    work.show(asked, figures, markdown)
-    work.complain(failures, results)
+    failures = [] if show else work.do_missing(request, dry_run=dry_run)
+    work.show(request, figures, markdown)
+    work.raise_if_failed(failures, results)

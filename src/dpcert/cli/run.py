@@ -18,23 +18,25 @@ def run(
     device: o.Device = None,
     set_: o.Set = None,
 ) -> None:
-    """Train, certify, summarise and report: the whole way in one command.
+    """Train, certify and write a report in one command.
+
+    Rerun the same command to resume an interrupted run. Rerunning a finished run changes nothing.
 
     Example:  dpcert run fashion-mnist/dp-gaussian --sigma 0.25 --examples 1000
     """
     from ..runs.certify import request_of
     from ..runs.resolve import default_out, resolve
     from ..store.runs import FIGURES, REPORT
-    from .certify import certify_and_tell
+    from .certify import certify_and_print
     from .report import report
-    from .train import train_and_tell
+    from .train import train_and_print
 
     chosen = o.assignments(
         set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
     )
     config = resolve(source, chosen, typer.echo)
     folder = out or default_out(config)
-    train_and_tell(config, folder, o.factory_of(model))
+    train_and_print(config, folder, o.factory_of(model))
     with o.opened(folder, model, data, config.train.device) as loaded:
-        certify_and_tell(loaded, request_of(config))
+        certify_and_print(loaded, request_of(config))
     report([folder], html=folder / REPORT, figures=folder / FIGURES, data=data)

@@ -26,13 +26,17 @@ def train(
     examples: Annotated[
         str | None,
         typer.Option(
-            metavar="N|all", help="Recorded for dpcert run; training certifies nothing.", show_default="500, or all if fewer"
+            metavar="N|all",
+            help="Number of test images for dpcert run to certify; training only records it.",
+            show_default="500, or all if fewer",
         ),
     ] = None,
     device: o.Device = None,
     set_: o.Set = None,
 ) -> None:
-    """Train privately, or resume an interrupted run of the same request.
+    """Train a model with differential privacy.
+
+    Rerun the same command to resume an interrupted training. Rerunning a finished one changes nothing.
 
     Example:  dpcert train mnist/dp-gaussian --epsilon 3 --out runs/mine
     """
@@ -42,10 +46,10 @@ def train(
         set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
     )
     config = resolve(source, chosen, typer.echo)
-    train_and_tell(config, out or default_out(config), o.factory_of(model))
+    train_and_print(config, out or default_out(config), o.factory_of(model))
 
 
-def train_and_tell(config: Config, folder: Path, factory: Factory | None) -> None:
+def train_and_print(config: Config, folder: Path, factory: Factory | None) -> None:
     """Train with a progress bar and print the privacy statement."""
     from ..runs import training as runs
     from ..store.runs import RunDirectory

@@ -7,11 +7,14 @@ import typer
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE.zip", help="A run directory or a bundle.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|BUNDLE.zip", help="Run directory, or bundle written by dpcert export.", show_default=False),
+    ],
 ) -> None:
-    """Check a run as an outsider: ledger, hashes, epsilon recomputed, every radius and figure. Needs no secret and no data.
+    """Verify a run from its public files: check ledger and hashes, recompute epsilon, every radius and every figure.
 
-    Prints each check as ok, FAILED or not checked, with the reason. Exit code 2 if any failed.
+    Needs no secret and no data. Prints each check as ok, FAILED or not checked, with the reason. Exits with 2 if one failed.
 
     Example:  dpcert verify runs/mnist-dp-gaussian
     """

@@ -1,1 +1,1 @@
-"""All that exists only to compare with the paper: what it ran and printed, and our tables, figures and verdicts next to it."""
+"""Everything that exists only for the comparison with the paper: its settings and figures, and our tables and verdicts."""

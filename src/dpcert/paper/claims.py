@@ -1,9 +1,9 @@
-"""The paper's sentences about its tables and figures, each as a function of rows: it holds, does not hold, is undecided (the
-rows that were run cannot tell), or was not run. Figures are means over the seeds of a line, as in the table.
+"""The paper's claims about its tables and figures, each as a function of rows. A claim holds, does not hold, is undecided (the
+rows cannot decide it), or was not run. Figures are means over the seeds of a line, as in the table.
 
-The words are ours and short; `where` says where the paper has the sentence. Where it says "similar", "little" or "largely
-unchanged", we take the band of the verdicts: 5 % of ACR; twice that for "much better"; half of a figure for "fall off
-drastically"; and 2 points of accuracy for "no dramatic drop".
+The sentences are our short versions; `where` is their place in the paper. For "similar", "little" and "largely unchanged" we
+use the tolerance of the verdicts, 5 % of ACR; for "much better", twice that; for "fall off drastically", half of a figure;
+and for "no dramatic drop", 2 points of accuracy.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ _STATES = {True: "holds", False: "does not hold", None: "undecided"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a sentence holds, and the figures it rests on; None: it was run, but the rows cannot tell."""
+    """Whether a claim holds, and the figures that show it; `holds` is None if the rows cannot decide it."""
 
     holds: bool | None
     figures: str
@@ -36,7 +36,7 @@ Check = Callable[[ResultIndex, str, float], Finding | None]  # None: a run it ne
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper, checked for each data set and sigma."""
+    """One claim of the paper, checked for each data set and sigma."""
 
     target: str
     where: str
@@ -48,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what was found."""
+    """A claim with its result."""
 
     claim: Claim
     dataset: str
@@ -57,7 +57,7 @@ class Judged:
 
     @property
     def state(self) -> str:
-        """The word for it."""
+        """The result in words."""
         return NOT_RUN if self.finding is None else _STATES[self.finding.holds]
 
 
@@ -86,12 +86,12 @@ def _acr(runs: Iterable[Seeds]) -> str:
 
 
 def _gain(new: float, old: float) -> float | None:
-    """The relative gain; None over nothing, as of a model that certifies no image."""
+    """The relative gain; None if `old` is 0, as for a model that certifies no image."""
     return new / old - 1 if old > 0 else None
 
 
 def _collapsed(runs: Iterable[Seeds]) -> Finding:
-    return Finding(None, f"no image is certified, there is nothing to compare with: {_acr(runs)}")
+    return Finding(None, f"no image is certified, so there is nothing to compare with: {_acr(runs)}")
 
 
 def _groups(index: ResultIndex, dataset: str, sigma: float) -> tuple[list[Seeds], list[Seeds]] | None:
@@ -136,7 +136,7 @@ def much_better(index: ResultIndex, dataset: str, sigma: float) -> Finding | Non
 
 
 def lower_clean_accuracy(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """The variants' clean accuracy is below PSAC's on the whole."""
+    """The mean clean accuracy of the variants is below PSAC's."""
     ours, psac = index.all_seeds(dataset, VARIANTS, sigma), index.seeds(dataset, "psac", sigma)
     if ours is None or psac is None or psac.clean is None:
         return None
@@ -148,7 +148,7 @@ def lower_clean_accuracy(index: ResultIndex, dataset: str, sigma: float) -> Find
 
 
 def no_drastic_fall(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """Neither ACR nor certified accuracy at 0.25 falls below half of what it is at sigma 0.25, for every variant."""
+    """Neither ACR nor certified accuracy at 0.25 falls below half of its value at sigma 0.25, for every variant."""
     first, last = index.all_seeds(dataset, VARIANTS, SIGMAS[0]), index.all_seeds(dataset, VARIANTS, sigma)
     if first is None or last is None:
         return None
@@ -163,18 +163,18 @@ def no_drastic_fall(index: ResultIndex, dataset: str, sigma: float) -> Finding |
 
 
 def dpsgd_not_always_below_regular(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """DPSGD's ACR is somewhere not below Regular's: one place shows it, only all of them refute it."""
+    """At some data set and sigma, DPSGD's ACR is not below Regular's: one place proves it, only all places refute it."""
     places = [(name, s) for name in ("mnist", "fashion-mnist") for s in SIGMAS]
-    found = {place: runs for place in places if (runs := index.all_seeds(place[0], ("dpsgd", "regular"), place[1]))}
-    shown = any(runs[0].acr >= runs[1].acr for runs in found.values())
-    if not shown and len(found) < len(places):
+    available = {place: runs for place in places if (runs := index.all_seeds(place[0], ("dpsgd", "regular"), place[1]))}
+    shown = any(runs[0].acr >= runs[1].acr for runs in available.values())
+    if not shown and len(available) < len(places):
         return None
-    words = (f"{TITLES[name]} {s:g}: {runs[0].acr:.3f} to {runs[1].acr:.3f}" for (name, s), runs in found.items())
+    words = (f"{TITLES[name]} {s:g}: {runs[0].acr:.3f} to {runs[1].acr:.3f}" for (name, s), runs in available.items())
     return Finding(shown, f"DPSGD to Regular, {', '.join(words)}")
 
 
 def similar_variants(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """The four ACR are within 5 % of the best."""
+    """All four ACRs are within 5 % of the best."""
     ours = index.all_seeds(dataset, VARIANTS, sigma)
     if ours is None:
         return None
@@ -183,14 +183,14 @@ def similar_variants(index: ResultIndex, dataset: str, sigma: float) -> Finding 
 
 
 def transdenoiser_lead(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """TransDenoiser is less than 40 % better than SecureSGD: of quoted data, no run of ours."""
+    """TransDenoiser is less than 40 % better than SecureSGD; uses quoted figures, no run of ours."""
     ahead = [100 * (a / b - 1) for a, b in zip(QUOTED["TransDenoiser"], QUOTED["SecureSGD"], strict=True)]
     words = ", ".join(f"{lead:.0f} % at {radius:g}" for lead, radius in zip(ahead, QUOTED_RADII, strict=True))
     return Finding(max(ahead) < 40, words)
 
 
 def not_run(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """About CIFAR-10 runs, of which there are none."""
+    """For claims about CIFAR-10 runs, which do not exist here."""
     return None
 
 
@@ -222,8 +222,8 @@ COPIES = {"0": "copies1-replaced", "2": "", "4": "copies4", "6": "copies6", "8":
 
 
 def _by_copies(index: ResultIndex, dataset: str, sigma: float, lines: Iterable[str] = COPIES) -> dict[str, Seeds] | None:
-    found = {line: index.seeds(dataset, "dp-gaussian", sigma, COPIES[line]) for line in lines}
-    return {line: runs for line, runs in found.items() if runs} if all(found.values()) else None
+    by_line = {line: index.seeds(dataset, "dp-gaussian", sigma, COPIES[line]) for line in lines}
+    return {line: runs for line, runs in by_line.items() if runs} if all(by_line.values()) else None
 
 
 def little_gain_beyond_two(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
@@ -268,26 +268,26 @@ def fewer_copies_keep_accuracy(index: ResultIndex, dataset: str, sigma: float) -
 
 
 def swept(index: ResultIndex, dataset: str, table: dict[tuple[str, float], float], key: str) -> dict[float, float | None]:
-    """Our clean accuracy for each value of a sweep of DP-Gaussian at sigma 0.25; the preset's value has no change."""
-    found: dict[float, float | None] = {}
+    """Our clean accuracy for each value of a sweep of DP-Gaussian at sigma 0.25; the preset's value needs no change."""
+    accuracies: dict[float, float | None] = {}
     for value in [value for name, value in table if name == dataset]:
         run = index.get(dataset, "dp-gaussian", 0.25, f"{key}{value:g}") or (
             index.get(dataset, "dp-gaussian", 0.25) if _is_preset(table, dataset, value) else None
         )
-        found[value] = None if run is None else run.clean
-    return found
+        accuracies[value] = None if run is None else run.clean
+    return accuracies
 
 
 def _is_preset(table: dict[tuple[str, float], float], dataset: str, value: float) -> bool:
-    """The paper's own setting is the best of its sweep."""
+    """Whether this is the paper's setting, which is the best of its sweep."""
     return max((v for name, v in table if name == dataset), key=lambda v: table[dataset, v]) == value
 
 
 def _sweep(table: dict[tuple[str, float], float], key: str, judged: Callable[[dict[float, float], float], bool]) -> Check:
     def check(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-        found = swept(index, dataset, table, key)
-        values = {value: clean for value, clean in found.items() if clean is not None}
-        if len(values) < len(found):
+        accuracies = swept(index, dataset, table, key)
+        values = {value: clean for value, clean in accuracies.items() if clean is not None}
+        if len(values) < len(accuracies):
             return None
         preset = next(value for value in values if _is_preset(table, dataset, value))
         return Finding(judged(values, preset), ", ".join(f"{value:g}: {clean:.2f} %" for value, clean in values.items()))
@@ -305,7 +305,7 @@ def _no_drop(values: dict[float, float], preset: float) -> bool:
     return all(values[preset] - values[near] <= _DRAMATIC_POINTS for near in order[max(0, place - 1) : place + 2])
 
 
-SWEEPS = {  # of DP-Gaussian: what the paper prints, by the key that is changed
+SWEEPS = {  # of DP-Gaussian: the paper's figures and the config key that is varied
     targets.LEARNING_RATE: (LEARNING_RATE, "learning_rate"),
     targets.CLIP_NORM: (CLIP_NORM, "clip_norm"),
 }
@@ -322,7 +322,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(_T1, _S5, "DPSGD's ACR is not always below that of non-private training", dpsgd_not_always_below_regular, (0.5,),
           ("all",)),
     Claim(_T1, _S5, "all DP-CERT methods perform alike (ACR within 5 %)", similar_variants, SIGMAS),
-    Claim(_CURVES, "Appendix D.1", "all of DP-CERT do much better than Regular, DPSGD and PSAC (ACR by over 10 %)",
+    Claim(_CURVES, "Appendix D.1", "all DP-CERT variants do much better than Regular, DPSGD and PSAC (ACR by over 10 %)",
           much_better, SIGMAS),
     Claim(_CIFAR, _S5, "TransDenoiser is less than 40 % better than SecureSGD", transdenoiser_lead, (0.5,), _ONLY_CIFAR),
     Claim(_CIFAR, _S5, "all DP-CERT variants surpass TransDenoiser", not_run, (0.5,), _ONLY_CIFAR),
@@ -340,7 +340,7 @@ CLAIMS: tuple[Claim, ...] = (
         for where, sentence, check in (
             (_S51, "certified accuracy is largely unchanged by K (lines within 5 points)", unchanged_by_copies),
             (_APPENDIX, "beyond K = 2 there is little gain (ACR at most 5 %)", little_gain_beyond_two),
-            (_APPENDIX, "any augmentation, the line 0 too, is better than DPSGD", copies_above_dpsgd),
+            (_APPENDIX, "any augmentation, including line 0, is better than DPSGD", copies_above_dpsgd),
             (_S51, "fewer augmentations keep the clean accuracy better (K = 2 against 8)", fewer_copies_keep_accuracy),
         )
     ),
@@ -348,6 +348,6 @@ CLAIMS: tuple[Claim, ...] = (
         Claim(target, _APPENDIX, sentence, _sweep(table, key, judged), (0.25,))
         for target, (table, key) in SWEEPS.items()
         for sentence, judged in (("the paper's setting has the highest clean accuracy", _is_best),
-                                 ("no dramatic drop beside it (at most 2 points)", _no_drop))
+                                 ("no dramatic drop next to it (at most 2 points)", _no_drop))
     ),
 )  # fmt: skip

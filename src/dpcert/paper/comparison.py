@@ -1,4 +1,4 @@
-"""The paper's figures for the page of a run: the one function that a report is given (`report.tables.Paper`)."""
+"""The paper's figures for the page of a run: the function that is passed to a report (`report.tables.Paper`)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,15 @@ _PAPER = "The paper (“Augment then Smooth”, TMLR 2024, Table 1)"
 
 
 def figures_of(run: RunFacts, certified: Certified) -> PaperFigures | None:
-    """What the paper prints for what was asked here; None where it prints nothing, or was asked something else."""
+    """The paper's figures for the request of this run; None if the paper has none or used other settings."""
     place = (run.metrics["dataset"], run.metrics["method"], certified.figures["sigma"])
-    if place not in TABLE_1 or not _asks_what_the_paper_did(run, certified.figures):
+    if place not in TABLE_1 or not _is_request_of_the_paper(run, certified.figures):
         return None
     return PaperFigures(*TABLE_1[place], sentence=_sentence(run, certified.figures, *TABLE_1[place]))
 
 
-def _asks_what_the_paper_did(run: RunFacts, figures: dict[str, Any]) -> bool:
-    """The same data, budget, views and votes. Learning rate, epochs and clip norm are means: they may differ."""
+def _is_request_of_the_paper(run: RunFacts, figures: dict[str, Any]) -> bool:
+    """Whether data, budget, views and votes are the same. Learning rate, epochs and clip norm may differ."""
     name, sigma = run.metrics["method"], figures["sigma"]
     budget = tuple(run.setting("privacy", key) for key in ("epsilon", "delta"))
     views = tuple(run.setting("method", key) for key in ("sigma", "copies", "keep_original"))
@@ -33,15 +33,15 @@ def _asks_what_the_paper_did(run: RunFacts, figures: dict[str, Any]) -> bool:
 
 
 def _sentence(run: RunFacts, ours: dict[str, Any], clean: float, acr: float, certified: float) -> str:
-    """The paper's figures, and whether they can be told apart from ours."""
+    """The paper's figures in words, compared with our intervals."""
     radius = f"{HEADLINE_RADIUS:.2f}"
     private = f" at ε = {BUDGET[0]:g}, δ = {BUDGET[1]:g}" if run.metrics["privacy"]["private"] else ""
-    text = f"{_PAPER} prints for this method and σ{private} an average certified radius of {acr:.3f}"
+    text = f"{_PAPER} reports for this method and σ{private} an average certified radius of {acr:.3f}"
     text += _against(acr, ours["acr_interval"])
     if radius in ours["certified_accuracy_interval"]:
         low, high = ours["certified_accuracy_interval"][radius]
         text += f", {certified:.1f} % certified at {HEADLINE_RADIUS}{_against(certified, [100 * low, 100 * high])}"
-    other = " Its figures are of code that computed another formula than the published one."
+    other = " Its code computed another formula than the published one."
     return f"{text}, and an accuracy of {clean:.2f} %.{other if run.metrics['method'] in OTHER_FORMULA else ''}"
 
 

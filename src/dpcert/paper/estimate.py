@@ -1,4 +1,4 @@
-"""How long pieces of work will take, learnt from what has been measured so far."""
+"""Estimates of how long pieces of work will take, from the times measured so far."""
 
 import functools
 import statistics
@@ -11,11 +11,11 @@ from ..store.runs import RunDirectory
 from .grid import Cell
 from .pieces import Piece
 
-# Seconds for one unit, until this machine has measured its own: two cores of an AMD EPYC (results/mnist-dpsgd).
+# Seconds per unit, used until this machine has measured its own: two cores of an AMD EPYC (results/mnist-dpsgd).
 _FIRST_GUESS = {"train": 268.8 / 2_400_000, "certify": 30.2 / (500 * 10_100), "analyze": 0.1, "attack": 0.01}
 
 
-@functools.cache  # a cost resolves a config, and the time left is told five times a second
+@functools.cache  # computing a cost resolves a config, and the status line needs it five times a second
 def units(piece: Piece) -> float:
     """The size of a piece: examples times epochs times cost for training, votes for certification, examples for the rest."""
     if piece.kind == "train":
@@ -24,7 +24,7 @@ def units(piece: Piece) -> float:
 
 
 class Estimator:
-    """Seconds of pieces, from the timings in run directories first, from this session's own pieces as they finish."""
+    """Estimates the seconds of pieces: from timings in run directories at first, from this session's pieces as they finish."""
 
     def __init__(self, results: Path, cells: Iterable[Cell]) -> None:
         self._stored: dict[str, list[float]] = {kind: [] for kind in _FIRST_GUESS}
@@ -37,31 +37,31 @@ class Estimator:
             return
         try:
             metrics = read_metrics(directory.metrics)
-        except DpcertError:  # whoever reads the run itself will say so
+        except DpcertError:  # the command that reads the run reports it
             return
         timing, entries = metrics["timing"], metrics["certification"]
         if "train_seconds" in timing:
             self._stored["train"].append(timing["train_seconds"] / cell.cost())
-        if "certify_seconds" in timing and len(entries) == 1:  # with several it is not known which one it is of
+        if "certify_seconds" in timing and len(entries) == 1:  # with several, it is unknown which one the time belongs to
             votes = entries[0]["examples"] * (entries[0]["n0"] + entries[0]["n"])
             self._stored["certify"].append(timing["certify_seconds"] / votes)
 
     def note(self, piece: Piece, seconds: float) -> None:
-        """A piece of this session took so long."""
+        """Record how long a piece of this session took."""
         self._measured[piece.kind].append(seconds / units(piece))
 
     def seconds(self, piece: Piece) -> float:
-        """What the piece will take. The median, since a run that was interrupted recorded its last part only."""
+        """The estimated time of a piece. Uses the median, since an interrupted run records the time of its last part only."""
         known = self._measured[piece.kind] or self._stored[piece.kind]
         return (statistics.median(known) if known else _FIRST_GUESS[piece.kind]) * units(piece)
 
     def left(self, chains: Sequence[Sequence[Piece]], jobs: int) -> float:
-        """The time for chains of pieces, `jobs` at once: never less than the longest of them."""
+        """The time for chains of pieces, `jobs` in parallel: never less than the longest chain."""
         each = [sum(self.seconds(piece) for piece in chain) for chain in chains]
         return max(sum(each) / jobs, max(each, default=0.0))
 
 
 def as_words(seconds: float) -> str:
-    """``3 h 20 min``, ``4 min``; never less than a minute."""
+    """``3 h 20 min``, ``4 min``; at least a minute."""
     minutes = max(1, round(seconds / 60))
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

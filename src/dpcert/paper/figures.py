@@ -1,4 +1,4 @@
-"""The paper's figures from our rows, in its layout: panels by sigma, data set or tau; what was not run is said in the panel."""
+"""The paper's figures from our rows, in its layout: panels by sigma, data set or tau. A panel names what was not run."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from .published import BASELINES, COMPARED, QUOTED, QUOTED_RADII, TITLES, VARIAN
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import by_radius, logs, radii
 
-COLOURS = {
+COLORS = {
     "regular": "#4a4a4a",
     "dpsgd": "#b8860b",
     "psac": "#8d5fa8",
@@ -38,7 +38,7 @@ def _panels(rows: int, columns: int, height: float = _PANEL[1]) -> tuple[Any, An
 
 
 def _legend(figure: Any, panels: Any, columns: int = 4) -> None:
-    """One legend below all panels, so that it covers no curve; in the order of the panel with the most lines."""
+    """Draw one legend below all panels, where it covers no curve, in the order of the panel with the most lines."""
     shown: dict[str, Any] = {}
     for handles, labels in sorted((axes.get_legend_handles_labels() for axes in np.ravel(panels)), key=lambda of: -len(of[1])):
         for handle, label in zip(handles, labels, strict=True):
@@ -48,7 +48,7 @@ def _legend(figure: Any, panels: Any, columns: int = 4) -> None:
 
 
 def _title(axes: Any, text: str, missing: Sequence[str], lines: int) -> None:
-    """The panel's title; what was not run is said under it, where it covers no curve."""
+    """Set the panel's title; below it, name what was not run."""
     if len(missing) == lines:
         text += "\nnot run"
     elif missing:
@@ -56,12 +56,12 @@ def _title(axes: Any, text: str, missing: Sequence[str], lines: int) -> None:
     axes.set_title(text, fontsize="small")
 
 
-def _curve(axes: Any, run: Seeds, label: str, colour: str, dashes: str) -> None:
+def _curve(axes: Any, run: Seeds, label: str, color: str, dashes: str) -> None:
     grid = np.linspace(0.0, 3.3 * run.place.sigma, 150)
-    axes.plot(grid, [100 * run.share(float(r)) for r in grid], color=colour, linestyle=dashes, label=label, linewidth=1.4)
+    axes.plot(grid, [100 * run.share(float(r)) for r in grid], color=color, linestyle=dashes, label=label, linewidth=1.4)
 
 
-Line = tuple[str, str, str, str, str]  # method, change, label, colour, dashes
+Line = tuple[str, str, str, str, str]  # method, change, label, color, dashes
 
 
 def _curves_figure(index: ResultIndex, lines: Sequence[Line], datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
@@ -73,12 +73,12 @@ def _curves_figure(index: ResultIndex, lines: Sequence[Line], datasets: Sequence
     drawn = 0
     for (dataset, sigma), axes in zip([place for row in grid for place in row], panels.ravel(), strict=True):
         missing = []
-        for method, change, label, colour, dashes in lines:
+        for method, change, label, color, dashes in lines:
             run = index.seeds(dataset, method, sigma, change)
             if run is None:
                 missing.append(label)
                 continue
-            _curve(axes, run, label, colour, dashes)
+            _curve(axes, run, label, color, dashes)
             drawn += 1
         axes.set(xlim=(0, 3.3 * sigma), ylim=(0, 100), xlabel="L2 radius")
         axes.grid(alpha=0.25)
@@ -89,20 +89,20 @@ def _curves_figure(index: ResultIndex, lines: Sequence[Line], datasets: Sequence
     return figure if drawn else None
 
 
-_METHOD_LINES: list[Line] = [(name, "", TITLES[name], COLOURS[name], "-") for name in COMPARED]
+_METHOD_LINES: list[Line] = [(name, "", TITLES[name], COLORS[name], "-") for name in COMPARED]
 _PART_LINES: list[Line] = [
-    (f"{base}{part}", "", TITLES[f"{base}{part}"], COLOURS[base], dashes)
+    (f"{base}{part}", "", TITLES[f"{base}{part}"], COLORS[base], dashes)
     for base in VARIANTS[:2]
     for part, dashes in _DASHES.items()
 ]
 _COPY_LINES: list[Line] = [
-    ("dp-gaussian", change, f"K = {line}" + (" (original replaced)" if line == "0" else ""), colour, "-")
-    for (line, change), colour in zip(COPIES.items(), _SHADES, strict=True)
-] + [("dpsgd", "", "DPSGD (no augmentation)", COLOURS["dpsgd"], "--")]
+    ("dp-gaussian", change, f"K = {line}" + (" (original replaced)" if line == "0" else ""), color, "-")
+    for (line, change), color in zip(COPIES.items(), _SHADES, strict=True)
+] + [("dpsgd", "", "DPSGD (no augmentation)", COLORS["dpsgd"], "--")]
 
 
 def certified_accuracy(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
-    """Methods by radius, a panel for each sigma."""
+    """Certified accuracy of the methods by radius, one panel per sigma."""
     return _curves_figure(index, _METHOD_LINES, datasets, sigmas)
 
 
@@ -117,12 +117,12 @@ def augmentations(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[
 
 
 def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
-    """The quoted curves, and each as a change against TransDenoiser, the paper's axis. No run of ours stands in it."""
+    """The quoted curves, absolute and relative to TransDenoiser, as in the paper. Contains no run of ours."""
     figure, panels = _panels(1, 2, 3.0)
-    for (name, values), colour in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
-        panels[0][0].plot(QUOTED_RADII, values, marker="o", color=colour, label=f"{name} (published)")
+    for (name, values), color in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
+        panels[0][0].plot(QUOTED_RADII, values, marker="o", color=color, label=f"{name} (published)")
         change = [100 * (value / best - 1) for value, best in zip(values, QUOTED["TransDenoiser"], strict=True)]
-        panels[0][1].plot(QUOTED_RADII, change, marker="o", color=colour, label=f"{name} (published)")
+        panels[0][1].plot(QUOTED_RADII, change, marker="o", color=color, label=f"{name} (published)")
     panels[0][0].set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, None))
     panels[0][1].set(xlabel="L2 radius", ylabel="against TransDenoiser (%)")
     for axes in panels[0]:
@@ -133,7 +133,7 @@ def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequ
     return figure
 
 
-def _analysed(index: ResultIndex, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
+def _analyzed(index: ResultIndex, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
     """The runs with per-sample metrics, and the names of those without."""
     runs = [run for name in methods if (run := index.certified(dataset, name, sigma)) is not None and run.samples]
     there = {run.place.method for run in runs}
@@ -151,7 +151,7 @@ def _metric_panels(
     drawn = 0
     for methods, row in zip(groups, panels, strict=True):
         for metric, axes in zip(METRICS, row, strict=True):
-            runs, missing = _analysed(index, dataset, methods, sigma)
+            runs, missing = _analyzed(index, dataset, methods, sigma)
             if runs:
                 draw(axes, runs, metric)
                 drawn += 1
@@ -163,14 +163,14 @@ def _metric_panels(
 
 
 def _histogram(axes: Any, values: np.ndarray, method: str, edges: np.ndarray, of: int) -> None:
-    """Per cent of `of` images. An outline with a light filling: four of them can be told apart."""
+    """Percent of `of` images, as an outline with a light fill, so that four of them stay distinguishable."""
     share = np.full(len(values), 100 / of)
-    axes.hist(values, edges, weights=share, histtype="stepfilled", color=COLOURS[method], alpha=0.12)
-    axes.hist(values, edges, weights=share, histtype="step", color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+    axes.hist(values, edges, weights=share, histtype="stepfilled", color=COLORS[method], alpha=0.12)
+    axes.hist(values, edges, weights=share, histtype="step", color=COLORS[method], label=TITLES[method], linewidth=1.2)
 
 
 def _edges(runs: Sequence[Measured], metric: str) -> np.ndarray:
-    """The same bins for all: their heights can be compared."""
+    """The same bins for all runs, so that their heights can be compared."""
     return np.histogram_bin_edges(np.concatenate([logs(run, metric) for run in runs]), 30)
 
 
@@ -183,12 +183,12 @@ def metric_histograms(index: ResultIndex, datasets: Sequence[str], sigmas: Seque
             _histogram(axes, logs(run, metric), run.place.method, _edges(runs, metric), len(run.samples))
         axes.set(xlabel=f"log10 {METRICS[metric]}", ylabel="images (%)")
 
-    found = {}
+    figures = {}
     for dataset in datasets:
         for sigma in sigmas:
             key = "" if len(datasets) * len(sigmas) == 1 else f"-{dataset}-sigma{sigma:.2f}"
-            found[key] = _metric_panels(index, dataset, groups, sigma, draw)
-    return found
+            figures[key] = _metric_panels(index, dataset, groups, sigma, draw)
+    return figures
 
 
 def metrics_by_radius(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
@@ -199,7 +199,7 @@ def metrics_by_radius(index: ResultIndex, datasets: Sequence[str], sigmas: Seque
         for run in runs:
             middles, values = by_radius(run, metric, sigma)
             method = run.place.method
-            axes.plot(middles, values, marker="o", markersize=3, color=COLOURS[method], label=TITLES[method], linewidth=1.2)
+            axes.plot(middles, values, marker="o", markersize=3, color=COLORS[method], label=TITLES[method], linewidth=1.2)
         axes.set(xlabel="certified radius", ylabel="log10 of the mean")
 
     return _metric_panels(index, datasets[0], [COMPARED], sigma, draw)
@@ -214,7 +214,7 @@ def _split(index: ResultIndex, dataset: str, sigma: float, metric: str) -> Any |
     figure, panels = _panels(4, len(THRESHOLDS), 1.9)
     drawn = 0
     for block, methods in enumerate(((*BASELINES, "dp-gaussian"), VARIANTS)):
-        runs, missing = _analysed(index, dataset, methods, sigma)
+        runs, missing = _analyzed(index, dataset, methods, sigma)
         for column, tau in enumerate(THRESHOLDS):
             for above, axes in zip((True, False), panels[2 * block : 2 * block + 2, column], strict=True):
                 for run in runs:
@@ -233,7 +233,7 @@ def _split(index: ResultIndex, dataset: str, sigma: float, metric: str) -> Any |
 
 
 def certified_radii(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
-    """Distribution of radii; wrong and undecided images stand at 0."""
+    """Distribution of radii; wrong and undecided images count as 0."""
     figure, panels = _panels(1, 1, 3.4)
     axes, sigma, missing = panels[0][0], sigmas[0], []
     for method in (*BASELINES, "dp-gaussian"):
@@ -261,13 +261,13 @@ def fgsm(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -
                 if run is None or not run.fgsm:
                     missing.append(TITLES[method])
                     continue
-                found = [run.fgsm[strength] for strength in sorted(run.fgsm)]
-                strengths = range(len(found))  # evenly spaced: 0.0005 to 1 fits no plain axis
-                axes.plot(strengths, [100 * r.accuracy for r in found], marker="o", markersize=3, color=COLOURS[method],
+                rows = [run.fgsm[strength] for strength in sorted(run.fgsm)]
+                strengths = range(len(rows))  # evenly spaced, since 0.0005 to 1 does not fit on a linear axis
+                axes.plot(strengths, [100 * r.accuracy for r in rows], marker="o", markersize=3, color=COLORS[method],
                           label=TITLES[method], linewidth=1.2)  # fmt: skip
-                axes.fill_between(strengths, [100 * r.low for r in found], [100 * r.high for r in found],
-                                  color=COLOURS[method], alpha=0.12, linewidth=0)  # fmt: skip
-                axes.set_xticks(strengths, [f"{r.strength:g}" for r in found])
+                axes.fill_between(strengths, [100 * r.low for r in rows], [100 * r.high for r in rows],
+                                  color=COLORS[method], alpha=0.12, linewidth=0)  # fmt: skip
+                axes.set_xticks(strengths, [f"{r.strength:g}" for r in rows])
                 drawn += 1
             axes.set(ylim=(0, 101))
             axes.grid(alpha=0.25)
@@ -296,16 +296,16 @@ FIGURES: dict[str, Callable[[ResultIndex, Sequence[str], Sequence[float]], Any]]
 
 
 def draw(index: ResultIndex, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
-    """The figures of a target by file name (without ending); nothing where no run is there."""
+    """The figures of a target by file name (without extension); none if no run exists."""
     if target not in FIGURES:
         return {}
-    made = FIGURES[target](index, datasets, sigmas)
-    by_name = made if isinstance(made, dict) else {"": made}
+    drawn = FIGURES[target](index, datasets, sigmas)
+    by_name = drawn if isinstance(drawn, dict) else {"": drawn}
     return {f"{target}{name}": figure for name, figure in by_name.items() if figure is not None}
 
 
 def save(figure: Any, folder: Path, name: str) -> None:
-    """As SVG and PNG; the same rows give the same bytes."""
+    """Write a figure as SVG and PNG; the same rows give the same bytes."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)

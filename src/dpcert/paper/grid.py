@@ -1,4 +1,4 @@
-"""What the paper's tables and figures are made of: a cell is one training run, a target is a row of a table of cells."""
+"""The grid behind the paper's tables and figures: a cell is one training run, a target is a table or figure of cells."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from .published import BASELINES, COMPARED, SIGMAS
 DATASETS = presets.DATASETS
 TEST_IMAGES = 10_000  # of each of the data sets
 _PRESET_SIGMA = 0.5
-_SEVERAL_SEEDS = ("regular", "dpsgd", "psac", "dp-gaussian")  # where the issue asks for their spread, at sigma 0.5
+_SEVERAL_SEEDS = ("regular", "dpsgd", "psac", "dp-gaussian")  # methods whose spread over seeds is measured, at sigma 0.5
 
 Change = tuple[tuple[str, Any], ...]  # config keys that differ from the preset, with their values
 
 
 def has_noisy_views(method: str) -> bool:
-    """Whether sigma is a setting of the training, not of certification only."""
+    """Whether sigma also affects training, not only certification."""
     return METHODS[method].views != "none"
 
 
@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The run directory: only what is not usual is in the name."""
+        """The name of the run directory; it contains only what differs from the defaults."""
         sigma = "" if self.sigma == _PRESET_SIGMA else f"-sigma{self.sigma:.2f}"
         seed = "" if self.seed == 0 else f"-seed{self.seed}"
         return f"{self.dataset}-{self.method}{sigma}{seed}{change_name(self.change)}"
@@ -67,12 +67,12 @@ class Cell:
         """Training examples times epochs times the method's cost; 1 is one example of DPSGD."""
         config, row = self.config(), METHODS[self.method]
         views = config.build_method().views.count
-        usual = 3 if has_noisy_views(self.method) else 1  # `Row.cost` was measured with K = 2 beside the original
+        usual = 3 if has_noisy_views(self.method) else 1  # `Row.cost` was measured with K = 2 copies plus the original
         return 60_000 * config.train.epochs * row.cost * views / usual
 
 
 def change_name(change: Change) -> str:
-    """What differs from the preset, as the end of a directory's name."""
+    """What differs from the preset, as a suffix of a directory name."""
     return "".join(
         ("" if value else "-replaced") if key == "method.keep_original" else f"-{key.split('.')[1]}{value:g}"
         for key, value in change
@@ -81,7 +81,7 @@ def change_name(change: Change) -> str:
 
 @dataclass(frozen=True)
 class Need:
-    """What a target asks of one cell: certificates at these sigmas, per-sample metrics, attacks."""
+    """What a target needs of one cell: certificates at these sigmas, per-sample metrics, attacks."""
 
     cell: Cell
     sigmas: tuple[float, ...] = ()
@@ -91,7 +91,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure of the paper, as a row: which methods at which sigmas, and what is measured of them."""
+    """A table or figure of the paper: its methods and sigmas, and what is measured."""
 
     name: str
     paper: str
@@ -103,11 +103,11 @@ class Target:
     seeds: bool = False
     samples: bool = False
     attacks: tuple[str, ...] = ()
-    in_all: bool = True  # the appendix's larger grids are asked for by name
+    in_all: bool = True  # False for the appendix's larger grids, which must be named explicitly
 
     def needs(self, datasets: Sequence[str] = DATASETS) -> list[Need]:
-        """The cells, in the order they are to be run."""
-        found = []
+        """The cells, in the order in which they run."""
+        needs = []
         for dataset in [name for name in datasets if name in self.datasets]:
             for method in self.methods:
                 noisy = has_noisy_views(method)
@@ -116,8 +116,8 @@ class Target:
                         for change in self._changes(dataset, method):
                             at = (sigma,) if noisy else self.sigmas
                             cell = Cell(dataset, method, sigma, seed, change)
-                            found.append(Need(cell, at if self.certified else (), self.samples, self.attacks))
-        return found
+                            needs.append(Need(cell, at if self.certified else (), self.samples, self.attacks))
+        return needs
 
     def _seeds(self, method: str, sigma: float) -> range:
         return range(3) if self.seeds and method in _SEVERAL_SEEDS and sigma == _PRESET_SIGMA else range(1)
@@ -130,7 +130,7 @@ def _lines(key: str, values: Iterable[float], usual: float) -> tuple[Change, ...
     return tuple(() if value == usual else ((key, value),) for value in values)
 
 
-REPLACED: Change = (("method.copies", 1), ("method.keep_original", False))  # the line the paper marks 0
+REPLACED: Change = (("method.copies", 1), ("method.keep_original", False))  # the line that the paper labels 0
 _COPIES = {name: (REPLACED, *_lines("method.copies", (2, 4, 6, 8), 2)) for name in DATASETS}
 _RATES = {
     "mnist": _lines("train.learning_rate", (0.25, 0.5, 1.0), 0.5),
@@ -171,7 +171,7 @@ TARGETS: dict[str, Target] = {
 
 
 def targets_of(names: Sequence[str], datasets: Sequence[str] = DATASETS) -> list[Target]:
-    """The targets behind the words on a command line; ``all`` is every one but the appendix's larger grids."""
+    """The targets with these names; ``all`` means every target except the appendix's larger grids."""
     chosen: dict[str, Target] = {}
     for name in names:
         if name == targets.ALL:
@@ -189,7 +189,7 @@ def _about(target: Target, datasets: Sequence[str]) -> bool:
 
 
 def datasets_of(names: Sequence[str] | None) -> list[str]:
-    """The data sets asked for: both without a word."""
+    """The requested data sets; both if none is named."""
     for name in names or ():
         if name in ("cifar10", "cifar-10"):
             raise ConfigError("data set 'cifar10' is not run here: it comes in a later issue; choose mnist or fashion-mnist")
@@ -197,7 +197,7 @@ def datasets_of(names: Sequence[str] | None) -> list[str]:
     return [name for name in DATASETS if not names or name in names]
 
 
-# What the issue asks to run comes first, in its order; then all the rest of what is asked for.
+# The most important targets run first, in this order; then the other requested ones.
 _FIRST = (
     (targets.TABLE_1, DATASETS),
     (targets.AUGMENTATIONS, ("fashion-mnist",)),
@@ -210,7 +210,7 @@ _TURN_OF_SEEDS, _LAST_TURN = 2, 3
 
 
 def in_order(targets: Sequence[Target], datasets: Sequence[str]) -> list[Need]:
-    """Everything the targets need as parts of work, the important first: a cell comes again where more is measured of it."""
+    """Everything the targets need, the most important first; a cell appears again if a later target measures more of it."""
     steps = [(TARGETS[name], about) for name, about in _FIRST if TARGETS[name] in targets]
     steps += [(target, DATASETS) for target in targets]
     known: dict[Cell, Need] = {}

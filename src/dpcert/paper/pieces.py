@@ -1,4 +1,4 @@
-"""Which pieces of work of a grid are not done yet: looks at run directories, changes nothing."""
+"""Find the pieces of a grid that are not done yet, from its run directories; changes nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Piece:
         return f"{self.kind} {self.cell.name}" + ("" if self.sigma is None else f" at sigma {self.sigma:g}")
 
     def command(self, results: Path) -> list[str]:
-        """The words after ``dpcert``. Certificates keep the noise they began with; attacks on fewer images are replaced."""
+        """The arguments of ``dpcert``. Certificates keep the noise they started with; attacks on fewer images are replaced."""
         run = str(results / self.cell.name)
         if self.kind == "train":
             return ["train", *self.cell.options(), "--out", run]
@@ -47,7 +47,7 @@ class Piece:
         return ["attack", run, "--attack", str(self.attack), "--examples", str(self.examples), "--again"]
 
     def has_begun(self, results: Path) -> bool:
-        """Whether a session before this one did a part of it, which is not done again."""
+        """Whether an earlier session did a part of it, so that this one resumes."""
         directory = RunDirectory(results / self.cell.name)
         if self.sigma is not None:
             return (directory.path / f"{rows_stem(CERTIFICATES, self.sigma)}.json").exists()
@@ -56,31 +56,31 @@ class Piece:
 
 
 def check_examples(examples: int) -> int:
-    """The number of test images to certify, if the test sets have as many."""
+    """Return the number of test images to certify; raise if the test sets have fewer."""
     if not 1 <= examples <= TEST_IMAGES:
         raise ConfigError(f"--examples is {examples}, must be a whole number in [1, {TEST_IMAGES}]: the test sets have no more")
     return examples
 
 
 def check_results(results: Path) -> Path:
-    """The folder of run directories; only the default one need not exist yet: a typo is not a new folder."""
+    """The folder of run directories; only the default one may be missing, so that a typo does not create a folder."""
     if not results.exists() and results != RESULTS:
-        raise RunError(f"--results {results} does not exist; give the folder of the runs, or make a new one with mkdir first")
+        raise RunError(f"--results {results} does not exist; pass the folder of the runs, or create it first with mkdir")
     if results.exists() and not results.is_dir():
         raise RunError(f"--results {results} is a file, must be a folder of run directories; choose another")
     return results
 
 
 def missing(needs: Sequence[Need], results: Path, examples: int) -> list[list[Piece]]:
-    """For each cell that is not complete, its pieces in the order they must be done."""
-    found = [missing_of(need, results, examples) for need in needs]
-    return [pieces for pieces in found if pieces]
+    """The missing pieces of each incomplete cell, in the order in which they must run."""
+    chains = [missing_of(need, results, examples) for need in needs]
+    return [pieces for pieces in chains if pieces]
 
 
 def missing_of(need: Need, results: Path, examples: int) -> list[Piece]:
-    """The pieces one cell lacks. A directory of another request than its name says is an error.
+    """The missing pieces of one cell. Raises if the settings of the directory do not match its name.
 
-    A run stored without its weights is complete if its rows are; if one is missing, all must be made of a new training.
+    A run stored without weights is complete if it has all rows; if rows are missing, everything needs a new training.
     """
     directory, cell = RunDirectory(results / need.cell.name), need.cell
     check_request(directory, cell)
@@ -92,7 +92,7 @@ def missing_of(need: Need, results: Path, examples: int) -> list[Piece]:
 
 
 def _unmeasured(need: Need, directory: RunDirectory | None, examples: int) -> list[Piece]:
-    """The pieces after training that a directory lacks; all of them without one."""
+    """The missing pieces after training; all of them if there is no directory."""
     cell = need.cell
     entries = [] if directory is None else read_metrics(directory.metrics)["certification"]
     pieces = []
@@ -105,36 +105,36 @@ def _unmeasured(need: Need, directory: RunDirectory | None, examples: int) -> li
     for attack in need.attacks:
         rows = _attack_rows(directory, attack)
         if not {row.strength for row in rows if row.examples >= examples} >= set(STRENGTHS[attack]):
-            most = max((row.examples for row in rows), default=0)  # rows of one attack are of the same images
+            most = max((row.examples for row in rows), default=0)  # all rows of one attack use the same images
             pieces.append(Piece("attack", cell, max(examples, most), attack=attack))
     return pieces
 
 
 def check_request(directory: RunDirectory, cell: Cell) -> None:
-    """Raise unless the directory is absent, empty, or of this cell's request."""
+    """Raise unless the directory is missing, empty, or contains a run of this cell's request."""
     if directory.path.exists() and not directory.path.is_dir():
         raise RunError(f"{directory.path} is a file, must be the run directory of {cell.preset}; move it away")
     if not directory.config.exists():
         return
     try:
-        found = read_config(directory.path)
+        stored = read_config(directory.path)
     except ConfigError as error:
-        raise RunError(f"{error}; it is damaged or of a newer version: update dpcert or choose another --results") from error
-    asked = cell.config()
-    if found.train.seed is None and cell.seed == 0:  # an unseeded run is a first draw as good as seed 0's
-        found = found.model_copy(update={"train": found.train.model_copy(update={"seed": 0})})
-    other = differences(found, asked)
-    if found.build_method() == asked.build_method():  # a setting left out and one stated can be the same
+        raise RunError(f"{error}; it is damaged or from a newer version: update dpcert or choose another --results") from error
+    expected = cell.config()
+    if stored.train.seed is None and cell.seed == 0:  # an unseeded run can take the place of seed 0
+        stored = stored.model_copy(update={"train": stored.train.model_copy(update={"seed": 0})})
+    other = differences(stored, expected)
+    if stored.build_method() == expected.build_method():  # a default and the same value set explicitly are equal
         other = [difference for difference in other if not difference.startswith("method.")]
     if other:
         raise RunError(
-            f"{directory.path} holds a run of other settings than its name says ({'; '.join(other)}); "
+            f"{directory.path} contains a run with other settings than its name says ({'; '.join(other)}); "
             "move it away or choose another --results"
         )
 
 
 def holds_rows_only(directory: RunDirectory) -> bool:
-    """A finished run that was stored without its weights: its rows can be shown, nothing more can be measured of it."""
+    """Whether this is a finished run stored without weights: its rows can be shown, but nothing more can be measured."""
     if directory.model.exists() or not directory.ledger.exists() or directory.key.exists():
         return False
     try:
@@ -144,12 +144,12 @@ def holds_rows_only(directory: RunDirectory) -> bool:
 
 
 def _count_samples(directory: RunDirectory | None, certified: list[dict[str, Any]]) -> int:
-    """Rows of samples.tsv that stand beside a certificate; others are of images that were certified before."""
+    """The number of rows of samples.tsv whose image has a certificate; others belong to images certified earlier."""
     path = None if directory is None else directory.samples
     if path is None or not path.exists():
         return 0
-    found = {row.idx for row in read_rows(SampleRow, path, allow_torn_end=True)}
-    return max((sum(is_about(entry, index) for index in found) for entry in certified), default=0)
+    measured = {row.idx for row in read_rows(SampleRow, path, allow_torn_end=True)}
+    return max((sum(is_about(entry, index) for index in measured) for entry in certified), default=0)
 
 
 def _attack_rows(directory: RunDirectory | None, attack: str) -> list[AttackRow]:

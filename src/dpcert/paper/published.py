@@ -1,7 +1,7 @@
 """What the paper compares, and the numbers it prints. Table 1: clean accuracy %, ACR, certified accuracy % at r = 0.25.
 
-The rows DP-SmoothAdv, DP-Stability, DP-MACER and PSAC were computed by code that joined views of different examples, left the
-term practically off, or used another factor (see docs/paper_map.md): ours are of the published formulas.
+The paper's code for the rows DP-SmoothAdv, DP-Stability, DP-MACER and PSAC mixed views of different examples, practically
+switched the term off, or used another factor (see docs/paper_map.md). Ours follow the published formulas.
 """
 
 SIGMAS = (0.25, 0.5, 1.0)

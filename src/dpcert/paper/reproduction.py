@@ -1,4 +1,4 @@
-"""Tables and figures of the paper, ours beside its own: for the terminal and as one page of Markdown, from rows only."""
+"""Tables and figures of the paper compared with ours: for the terminal and as a Markdown page, from stored rows only."""
 
 import os
 from collections import Counter
@@ -34,16 +34,16 @@ TABLE_HEADINGS = (
     *("sigma", "method", "runs x images", "clean accuracy %: ours / paper", "verdict"),
     *("ACR: ours / paper", "verdict", "certified % at 0.25: ours / paper", "verdict", "over seeds"),
 )
-CLAIM_HEADINGS = ("the paper says", "where", "data set", "sigma", "found", "figures")
-_OF_ONE_SEED = (
+CLAIM_HEADINGS = ("the paper says", "where", "data set", "sigma", "result", "figures")
+_ONE_SEED_ONLY = (
     *(targets.METRIC_HISTOGRAMS, targets.METRIC_HISTOGRAMS_FULL, targets.METRICS_BY_RADIUS, targets.METRICS_SPLIT),
     targets.FGSM,
 )
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A target as it is to be shown."""
+class TargetRequest:
+    """A requested target: its name, its place in the paper, its data sets and sigmas."""
 
     name: str
     paper: str
@@ -52,13 +52,13 @@ class Asked:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The data sets of a table; the paper's third, which is not run here, stands in the whole table only."""
+        """The data sets of a table; CIFAR-10, which is not run here, is shown only if no single data set was requested."""
         return self.datasets if len(self.datasets) == 1 else (*self.datasets, "cifar10")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Headings, rows, and what stands above them."""
+    """A title, headings and rows."""
 
     title: str
     headings: tuple[str, ...]
@@ -67,45 +67,45 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """All that is shown of one target."""
+    """Everything that is shown for one target."""
 
-    asked: Asked
+    request: TargetRequest
     tables: list[Table]
     judged: list[Judged]
     figures: dict[str, Any]
     notes: list[str]
 
 
-def section(index: ResultIndex, asked: Asked, *, with_figures: bool) -> Section:
-    """One target, made from rows."""
+def section(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -> Section:
+    """Build the section of one target from rows."""
     tables: list[Table] = []
     notes: list[str] = []
-    if asked.name == targets.TABLE_1:
-        tables, notes = _table_1(index, asked)
-    elif asked.name in SWEEPS:
-        tables = [_sweep(index, asked)]
-    if asked.name in _OF_ONE_SEED:
-        notes = ["Metrics and attacks are of the runs of seed 0."]
-    judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, asked.name, asked.datasets, asked.sigmas)
-    figures = draw(index, asked.name, asked.datasets, asked.sigmas) if with_figures else {}
-    return Section(asked, tables, judged, figures, notes)
+    if request.name == targets.TABLE_1:
+        tables, notes = _table_1(index, request)
+    elif request.name in SWEEPS:
+        tables = [_sweep(index, request)]
+    if request.name in _ONE_SEED_ONLY:
+        notes = ["Metrics and attacks use the runs of seed 0 only."]
+    judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, request.name, request.datasets, request.sigmas)
+    figures = draw(index, request.name, request.datasets, request.sigmas) if with_figures else {}
+    return Section(request, tables, judged, figures, notes)
 
 
-def _table_1(index: ResultIndex, asked: Asked) -> tuple[list[Table], list[str]]:
+def _table_1(index: ResultIndex, request: TargetRequest) -> tuple[list[Table], list[str]]:
     tables: list[Table] = []
     used: list[Measured] = []
-    for dataset in asked.shown:
+    for dataset in request.shown:
         rows = []
         for sigma in SIGMAS:
             for method in COMPARED:
                 seeds = index.seeds(dataset, method, sigma)
                 used += [] if seeds is None else seeds.runs
-                rows.append((f"{sigma:g}", TITLES[method], *_beside(seeds, TABLE_1[dataset, method, sigma], method)))
+                rows.append((f"{sigma:g}", TITLES[method], *_compared(seeds, TABLE_1[dataset, method, sigma], method)))
         tables.append(Table(TITLES[dataset], TABLE_HEADINGS, rows))
     return tables, _notes(used)
 
 
-def _beside(seeds: Seeds | None, paper: tuple[float, float, float], method: str) -> tuple[str, ...]:
+def _compared(seeds: Seeds | None, paper: tuple[float, float, float], method: str) -> tuple[str, ...]:
     if seeds is None:
         pairs = (f"- / {paper[0]:.2f}", f"- / {paper[1]:.3f}", f"- / {paper[2]:.1f}")
         return ("", *(word for pair in pairs for word in (pair, NOT_RUN)), "")
@@ -138,20 +138,22 @@ def _notes(used: list[Measured]) -> list[str]:
     if private:
         epsilon, delta = (max(float(privacy[key]) for privacy in private) for key in ("epsilon", "delta"))
         notes.append(f"Private rows: at most (epsilon {ceil_text(epsilon, 4)}, delta {delta:g}). Regular is not private.")
-    notes.append("Figures are means over seeds; ±: standard error over images; over seeds: the least and the greatest figure.")
+    notes.append(
+        "Figures are means over seeds; ±: standard error over images; over seeds: the smallest and the largest figure."
+    )
     notes += RULES
     other = ", ".join(title for name, title in TITLES.items() if name in OTHER_FORMULA)
-    notes.append(f"not comparable: the published figures of {other} came from other formulas than the published ones.")
+    notes.append(f"not comparable: the paper's figures of {other} were computed with formulas other than the published ones.")
     bare = sorted({run.facts.path.name for run in used if not run.has_weights})
     if bare:
-        notes.append(f"Rows without weights (nothing more can be measured of them): {', '.join(bare)}.")
+        notes.append(f"Rows without weights (nothing more can be measured): {', '.join(bare)}.")
     return notes
 
 
-def _sweep(index: ResultIndex, asked: Asked) -> Table:
-    table, key = SWEEPS[asked.name]
+def _sweep(index: ResultIndex, request: TargetRequest) -> Table:
+    table, key = SWEEPS[request.name]
     rows: list[tuple[str, ...]] = []
-    for dataset in asked.shown:
+    for dataset in request.shown:
         for value, clean in swept(index, dataset, table, key).items():
             paper = table[dataset, value]
             ours = f"- / {paper:.2f}" if clean is None else _pair(clean, paper)
@@ -176,7 +178,7 @@ def claim_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """How many verdicts and claims came out how, in one line; verdicts on figures that cannot be compared are counted apart."""
+    """The number of each verdict and claim result in one line; verdicts on incomparable figures are counted separately."""
     words = [
         word
         for part in sections
@@ -188,12 +190,12 @@ def summary(sections: Sequence[Section]) -> str:
     verdicts = Counter(word for word in words if not word.endswith(NOT_COMPARABLE))
     apart = Counter(word.removesuffix(NOT_COMPARABLE) for word in words if word.endswith(NOT_COMPARABLE))
     states = Counter(one.state for part in sections for one in part.judged)
-    told = [
+    counted = [
         f"{what}: {', '.join(f'{count} {word}' for word, count in sorted(counts.items()))}"
         for what, counts in (("verdicts", verdicts), ("not comparable", apart), ("claims", states))
         if counts
     ]
-    return "; ".join(told)
+    return "; ".join(counted)
 
 
 def save_figures(sections: Sequence[Section], folder: Path) -> None:
@@ -204,16 +206,16 @@ def save_figures(sections: Sequence[Section], folder: Path) -> None:
 
 
 def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None, command: str) -> None:
-    """The page of results and the `command` for it; what a person wrote stands in ``<page>_reading.md`` and is put in."""
+    """Write the page of results with the `command` that generates it; hand-written text comes from ``<page>_reading.md``."""
     reading = file.with_name(f"{file.stem}_reading.md")
     parts = [
-        "# Results: ours beside the paper's\n",
-        f"Made from stored rows by `{command}`; only the reading below is written by hand (`{reading.name}`).\n",
+        "# Results: ours compared with the paper's\n",
+        f"Generated from stored rows by `{command}`. Only the discussion below is written by hand (`{reading.name}`).\n",
         f"{_first_upper(summary(sections))}.\n",
         *([reading.read_text(encoding="utf-8").strip() + "\n"] if reading.is_file() else []),
     ]
     for part in sections:
-        parts.append(f"## {part.asked.name}\n\n{_first_upper(part.asked.paper)}.\n")
+        parts.append(f"## {part.request.name}\n\n{_first_upper(part.request.paper)}.\n")
         parts += [f"**{table.title}**\n\n{as_markdown(table.headings, table.rows)}" for table in part.tables]
         parts += ["\n".join(f"- {note}" for note in part.notes) + "\n"] if part.notes else []
         parts += [as_markdown(CLAIM_HEADINGS, claim_rows(part.judged))] if part.judged else []

@@ -1,4 +1,4 @@
-"""Runs of a grid as they are on disk: each is read once, when a table or figure asks for it."""
+"""The runs of a grid on disk; each is read once, when a table or figure needs it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Sample:
-    """A test image with its three metrics and its certificate at the sigma asked for."""
+    """A test image with its three metrics and its certificate at the requested sigma."""
 
     gradient_norm: float
     hessian_norm: float
     lipschitz: float
-    radius: float  # 0 where the class is wrong or the model abstains
+    radius: float  # 0 if the class is wrong or the model abstains
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of one run at one sigma; `rows` is empty where it is not certified there."""
+    """The measurements of one run at one sigma; `rows` is empty if it is not certified at this sigma."""
 
     place: Place
     facts: RunFacts
@@ -45,13 +45,13 @@ class Measured:
 
     @property
     def clean(self) -> float | None:
-        """Clean accuracy in per cent."""
+        """Clean accuracy in percent."""
         share = self.facts.metrics["clean_accuracy"]
         return None if share is None else 100.0 * float(share)
 
     @property
     def has_weights(self) -> bool:
-        """Whether more could be measured of it."""
+        """Whether the weights are stored, so that more can be measured."""
         return RunDirectory(self.facts.path).model.exists()
 
     @cached_property
@@ -64,7 +64,7 @@ class Measured:
 
     @cached_property
     def earned(self) -> np.ndarray:
-        """The radius of each image, 0 where the class is wrong."""
+        """The radius of each image, 0 if the class is wrong."""
         return earned_radius(self._radius, self._correct)
 
     @property
@@ -78,16 +78,16 @@ class Measured:
         return standard_error(self.earned)
 
     def certified_at(self, radius: float) -> np.ndarray:
-        """Which images are right and certified at a radius."""
+        """Which images are correct and certified at a radius."""
         return reaches(self._radius, self._correct, radius)
 
     def share(self, radius: float) -> float:
-        """Certified accuracy at a radius, as a share."""
+        """Certified accuracy at a radius, as a fraction."""
         return float(self.certified_at(radius).mean())
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """The images of samples.tsv that are certified at this sigma: joined by index."""
+        """The images of samples.tsv that are certified at this sigma, joined by index."""
         earned = {row.idx: float(radius) for row, radius in zip(self.rows, self.earned, strict=True)}
         joined = [(row, earned[row.idx]) for row in self.facts.samples if row.idx in earned]
         return [Sample(row.gradient_norm, row.hessian_norm, row.lipschitz, radius) for row, radius in joined]
@@ -100,18 +100,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Seeds:
-    """The runs of one line with all their seeds: every figure is the mean over them, as in the table."""
+    """The runs of one line with all seeds; every figure is the mean over them, as in the table."""
 
     runs: list[Measured]
 
     @property
     def place(self) -> Place:
-        """Of the first."""
+        """The place of the first run."""
         return self.runs[0].place
 
     @property
     def clean(self) -> float | None:
-        """Clean accuracy in per cent; None where one of them is not measured."""
+        """Clean accuracy in percent; None if a run has none."""
         values = [run.clean for run in self.runs]
         return None if None in values else float(np.mean([value for value in values if value is not None]))
 
@@ -121,17 +121,17 @@ class Seeds:
         return float(np.mean([run.acr for run in self.runs]))
 
     def share(self, radius: float) -> float:
-        """Certified accuracy at a radius, as a share."""
+        """Certified accuracy at a radius, as a fraction."""
         return float(np.mean([run.share(radius) for run in self.runs]))
 
     @cached_property
     def earned(self) -> np.ndarray:
-        """The radii of all their images."""
+        """The radii of all images of all runs."""
         return np.concatenate([run.earned for run in self.runs])
 
 
 class ResultIndex:
-    """All runs that tables and figures may ask for, and where each would be."""
+    """All runs that tables and figures may need, and the directory of each."""
 
     def __init__(self, paths: dict[Place, Path]) -> None:
         self._paths = paths
@@ -150,8 +150,8 @@ class ResultIndex:
 
     def certified(self, dataset: str, method: str, sigma: float, change: str = "", seed: int = 0) -> Measured | None:
         """The run if it is certified at `sigma`."""
-        found = self.get(dataset, method, sigma, change, seed)
-        return found if found is not None and found.rows else None
+        run = self.get(dataset, method, sigma, change, seed)
+        return run if run is not None and run.rows else None
 
     def seeds(self, dataset: str, method: str, sigma: float, change: str = "") -> Seeds | None:
         """The runs of every seed that is certified at `sigma`; None if there is none."""
@@ -161,13 +161,13 @@ class ResultIndex:
 
     def all_seeds(self, dataset: str, methods: Iterable[str], sigma: float) -> list[Seeds] | None:
         """The runs of every method, or None if one is missing."""
-        found = [self.seeds(dataset, method, sigma) for method in methods]
-        return [runs for runs in found if runs] if all(found) else None
+        by_method = [self.seeds(dataset, method, sigma) for method in methods]
+        return [runs for runs in by_method if runs] if all(by_method) else None
 
     def all_certified(self, dataset: str, methods: Iterable[str], sigma: float) -> list[Measured] | None:
         """The run of seed 0 of every method, or None if one is missing."""
-        found = [self.certified(dataset, method, sigma) for method in methods]
-        return [run for run in found if run] if all(found) else None
+        by_method = [self.certified(dataset, method, sigma) for method in methods]
+        return [run for run in by_method if run] if all(by_method) else None
 
     def _read(self, path: Path) -> RunFacts | None:
         if path not in self._facts:

@@ -1,7 +1,7 @@
-"""Does what a grid lacks, in child processes.
+"""Runs the missing pieces of a grid in child processes.
 
-Each piece leaves its state in its run directory, so all of it can be stopped, killed and started again at any moment: what is
-missing is always found by looking at the directories.
+Each piece keeps its state in its run directory. The work can therefore be stopped, killed and restarted at any time: what is
+missing is always determined from the directories.
 """
 
 import os
@@ -26,8 +26,8 @@ from .targets import LOGS
 _SECONDS_TO_SAVE = 120.0
 
 
-class Tell(Protocol):
-    """Called with what happened; `passing` for a line that the next one replaces."""
+class EventHandler(Protocol):
+    """Called with each event; `passing` marks a status line that the next one replaces."""
 
     def __call__(self, text: str, *, passing: bool = False) -> None:
         """Show it."""
@@ -35,7 +35,7 @@ class Tell(Protocol):
 
 @dataclass(frozen=True)
 class Failure:
-    """A piece that ended without doing its work."""
+    """A piece that failed, and why."""
 
     piece: Piece
     reason: str
@@ -48,30 +48,30 @@ class _Child:
     process: subprocess.Popen[bytes]
     log: Path
     began: float
-    whole: bool  # not the rest of a piece: its time says how long others like it take
+    whole: bool  # not resumed: its time can be used to estimate others
 
 
 class Runner:
-    """Runs pieces in the order of their needs, `jobs` child processes at once; those of one cell follow each other."""
+    """Runs pieces in the order of their needs, `jobs` child processes at once; the pieces of one cell run one after another."""
 
-    def __init__(self, results: Path, examples: int, jobs: int, estimator: Estimator, tell: Tell) -> None:
+    def __init__(self, results: Path, examples: int, jobs: int, estimator: Estimator, on_event: EventHandler) -> None:
         self._results, self._examples = results, examples
         self._jobs = integer_in("--jobs", jobs, 1, 1024)
-        self._estimator, self._tell = estimator, tell
+        self._estimator, self._on_event = estimator, on_event
         self._running: list[_Child] = []
         self._pieces: dict[Need, list[Piece]] = {}
         self._failures: list[Failure] = []
         self._poll_seconds = 0.2
 
     def run(self, needs: Sequence[Need]) -> list[Failure]:
-        """Do all that is missing of `needs`; a piece that fails ends its cell, the others go on."""
+        """Run all missing pieces of `needs`; a failed piece stops its cell, the other cells continue."""
         waiting = list(needs)
         self._pieces = {need: self._missing(need) for need in waiting}
         try:
             while waiting or self._running:
                 self._start_what_fits(waiting)
                 waiting = self._in_order([*waiting, *self._collect()])
-                self._tell(self._status(), passing=True)
+                self._on_event(self._status(), passing=True)
                 time.sleep(self._poll_seconds)
         except BaseException:
             self._stop()
@@ -79,7 +79,7 @@ class Runner:
         return self._failures
 
     def _in_order(self, waiting: list[Need]) -> list[Need]:
-        """A cell that was trained is certified before the next one is trained; one that failed is left alone."""
+        """Certify a trained cell before training the next one; skip failed cells."""
         failed = {failure.piece.cell for failure in self._failures}
         kept = {need for need in waiting if need.cell not in failed}
         return [need for need in self._pieces if need in kept]
@@ -92,8 +92,8 @@ class Runner:
         for need in list(waiting):
             if len(self._running) >= self._jobs:
                 return
-            if need.cell in taken or self._is_busy(need.cell):  # busy: perhaps with a child of a killed session
-                taken.add(need.cell)  # a later part of it must not come first
+            if need.cell in taken or self._is_busy(need.cell):  # in use, perhaps by a child of a killed session
+                taken.add(need.cell)  # a later part of the cell must not run first
                 continue
             waiting.remove(need)
             pieces = self._pieces[need] = self._missing(need)
@@ -119,15 +119,15 @@ class Runner:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "OMP_NUM_THREADS": threads},
-                    start_new_session=True,  # a Ctrl-C on the terminal reaches it once, through us
+                    start_new_session=True,  # Ctrl-C reaches the child once, through this process
                 )
         except OSError as error:
             raise cannot_write(log, error) from error
         self._running.append(_Child(need, piece, process, log, time.monotonic(), whole))
-        self._tell(f"started: {piece} (about {as_words(self._estimator.seconds(piece))})")
+        self._on_event(f"started: {piece} (about {as_words(self._estimator.seconds(piece))})")
 
     def _set_aside(self, cell: Cell) -> None:
-        """Rows without weights cannot be added to, and a second training must not mix with them."""
+        """Move away a run without weights: nothing can be added to its rows, and a new training must not mix with them."""
         directory = RunDirectory(self._results / cell.name)
         if not holds_rows_only(directory):
             return
@@ -139,11 +139,11 @@ class Runner:
             directory.path.rename(place)
         except OSError as error:
             raise RunError(f"cannot move {directory.path} to {place}: {error.strerror}; move or delete it yourself") from error
-        self._tell(f"moved: {directory.path} holds rows without weights and is now {place}")
+        self._on_event(f"moved: {directory.path} has rows without weights and is now {place}")
 
     def _collect(self) -> list[Need]:
-        """Take the children that ended; returns the cells that have more to do."""
-        go_on = []
+        """Collect the finished children; return the needs that have more to do."""
+        unfinished = []
         for child in [child for child in self._running if child.process.poll() is not None]:
             self._running.remove(child)
             seconds = time.monotonic() - child.began
@@ -151,15 +151,15 @@ class Runner:
             if reason is None:
                 if child.whole:
                     self._estimator.note(child.piece, seconds)
-                self._tell(f"done: {child.piece} in {as_words(seconds)}")
-                go_on.append(child.need)
-            elif IN_USE in reason or self._is_busy(child.piece.cell):  # another session was there first: wait for it
-                go_on.append(child.need)
+                self._on_event(f"done: {child.piece} in {as_words(seconds)}")
+                unfinished.append(child.need)
+            elif IN_USE in reason or self._is_busy(child.piece.cell):  # another session uses the cell: wait for it
+                unfinished.append(child.need)
             else:
                 self._failures.append(Failure(child.piece, reason))
                 self._pieces |= {need: [] for need in self._pieces if need.cell == child.piece.cell}
-                self._tell(f"FAILED: {child.piece}: {reason}; see {child.log}")
-        return go_on
+                self._on_event(f"FAILED: {child.piece}: {reason}; see {child.log}")
+        return unfinished
 
     def _what_went_wrong(self, child: _Child) -> str | None:
         code = child.process.returncode
@@ -186,17 +186,17 @@ class Runner:
 
     def _status(self) -> str:
         now = time.monotonic()
-        chains: dict[Cell, dict[Piece, None]] = {}  # until a cell is trained, each of its parts lacks the training
+        chains: dict[Cell, dict[Piece, None]] = {}  # several parts of an untrained cell list the same training
         for need, pieces in self._pieces.items():
             chains.setdefault(need.cell, {}).update(dict.fromkeys(pieces))
         left = self._estimator.left([list(chain) for chain in chains.values() if chain], self._jobs)
         under_way = sum(min(now - child.began, self._estimator.seconds(child.piece)) for child in self._running)
         names = ", ".join(str(child.piece) for child in self._running) or "waiting for other processes"
         count = sum(map(len, chains.values()))
-        return f"{count} pieces left, about {as_words(max(0.0, left - under_way / self._jobs))}: {names}"
+        return f"{count} tasks left, about {as_words(max(0.0, left - under_way / self._jobs))}: {names}"
 
     def _stop(self) -> None:
-        """Ask every child to save and end; the run directories survive a kill too, this only spares the last steps."""
+        """Ask every child to save and exit. Run directories also survive a kill; this only avoids repeating the last steps."""
         for child in self._running:
             if child.process.poll() is None:
                 child.process.send_signal(signal.SIGTERM)

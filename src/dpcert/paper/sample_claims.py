@@ -1,6 +1,6 @@
-"""The paper's sentences about per-sample metrics, radii and FGSM (Section 5.2 and the appendix).
+"""The paper's claims about per-sample metrics, radii and FGSM (Section 5.2 and the appendix).
 
-Metrics and attacks are measured of seed 0 only; radii are of all seeds.
+Metrics and attacks are measured for seed 0 only; radii use all seeds.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from .result_index import Measured, ResultIndex
 
 NORMS = ("gradient_norm", "hessian_norm")
 _SMALLEST = 1e-12  # a metric of exactly 0 has no logarithm
-_BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution; more speaks for two modes
+_BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution; a larger value suggests two modes
 _POINT = 0.01
 _FEWEST = 30
 
 
 def values_of(run: Measured, metric: str) -> np.ndarray:
-    """A metric, an entry for each image."""
+    """A metric, one entry per image."""
     return np.array([getattr(sample, metric) for sample in run.samples])
 
 
 def logs(run: Measured, metric: str) -> np.ndarray:
-    """log10 of it."""
+    """log10 of a metric, one entry per image."""
     logarithms: np.ndarray = np.log10(np.maximum(values_of(run, metric), _SMALLEST))
     return logarithms
 
@@ -44,12 +44,12 @@ def by_radius(run: Measured, metric: str, sigma: float) -> tuple[np.ndarray, np.
 
 
 def bimodality(values: np.ndarray) -> float:
-    """Sarle's coefficient with its correction for small samples: above 5/9 a distribution is likely to have two modes."""
-    n, centred = len(values), values - values.mean()
-    deviation = centred.std()
+    """Sarle's coefficient with its correction for small samples: above 5/9, a distribution probably has two modes."""
+    n, centered = len(values), values - values.mean()
+    deviation = centered.std()
     if n < 4 or deviation == 0:
         return 0.0
-    skew, kurtosis = float((centred**3).mean() / deviation**3), float((centred**4).mean() / deviation**4) - 3
+    skew, kurtosis = float((centered**3).mean() / deviation**3), float((centered**4).mean() / deviation**4) - 3
     return (skew**2 + 1) / (kurtosis + 3 * (n - 1) ** 2 / ((n - 2) * (n - 3)))
 
 
@@ -59,15 +59,15 @@ def _mode(values: np.ndarray) -> float:
     return float((edges[place] + edges[place + 1]) / 2)
 
 
-def analysed(index: ResultIndex, dataset: str, methods: tuple[str, ...], sigma: float) -> list[Measured] | None:
-    """A run of each method with per-sample metrics, or None."""
+def analyzed(index: ResultIndex, dataset: str, methods: tuple[str, ...], sigma: float) -> list[Measured] | None:
+    """A run of each method with per-sample metrics; None if one is missing."""
     runs = index.all_certified(dataset, methods, sigma)
     return runs if runs is not None and all(len(run.samples) >= _FEWEST for run in runs) else None
 
 
 def regular_has_the_greatest_mode(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The mode of Regular's gradient norms is above those of DPSGD, PSAC and DP-Gaussian."""
-    runs = analysed(index, dataset, (*BASELINES, "dp-gaussian"), sigma)
+    runs = analyzed(index, dataset, (*BASELINES, "dp-gaussian"), sigma)
     if runs is None:
         return None
     modes = [_mode(logs(run, "gradient_norm")) for run in runs]
@@ -77,7 +77,7 @@ def regular_has_the_greatest_mode(index: ResultIndex, dataset: str, sigma: float
 
 def dpsgd_is_bimodal(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DPSGD's gradient norms have two modes, Regular's one (Sarle's coefficient against 5/9)."""
-    runs = analysed(index, dataset, ("dpsgd", "regular"), sigma)
+    runs = analyzed(index, dataset, ("dpsgd", "regular"), sigma)
     if runs is None:
         return None
     dpsgd, regular = (bimodality(logs(run, "gradient_norm")) for run in runs)
@@ -86,7 +86,7 @@ def dpsgd_is_bimodal(index: ResultIndex, dataset: str, sigma: float) -> Finding 
 
 def fewer_large_values(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The 90 % quantile of each metric is lower for DP-Gaussian than for DPSGD and PSAC."""
-    runs = analysed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
+    runs = analyzed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
     if runs is None:
         return None
     tops = {metric: [float(np.quantile(logs(run, metric), 0.9)) for run in runs] for metric in METRICS}
@@ -98,7 +98,7 @@ def fewer_large_values(index: ResultIndex, dataset: str, sigma: float) -> Findin
 def stability_is_apart(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Stability: higher gradient and Hessian norms, a lower Lipschitz constant than the other variants (mean of logs)."""
     others = tuple(name for name in VARIANTS if name != "dp-stability")
-    runs = analysed(index, dataset, ("dp-stability", *others), sigma)
+    runs = analyzed(index, dataset, ("dp-stability", *others), sigma)
     if runs is None:
         return None
     means = {metric: [float(logs(run, metric).mean()) for run in runs] for metric in METRICS}
@@ -114,7 +114,7 @@ def _quantiles(run: Measured, metric: str) -> np.ndarray:
 
 def psac_is_closer_to_regular(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The mean distance of the quantiles of log norms from Regular's is smaller for PSAC than for DPSGD."""
-    runs = analysed(index, dataset, ("regular", "psac", "dpsgd"), sigma)
+    runs = analyzed(index, dataset, ("regular", "psac", "dpsgd"), sigma)
     if runs is None:
         return None
     far = {}
@@ -127,7 +127,7 @@ def psac_is_closer_to_regular(index: ResultIndex, dataset: str, sigma: float) ->
 
 def gaussian_is_shifted_lower(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """The median of each metric is lower for DP-Gaussian than for DPSGD and PSAC."""
-    runs = analysed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
+    runs = analyzed(index, dataset, ("dp-gaussian", "dpsgd", "psac"), sigma)
     if runs is None:
         return None
     medians = {metric: [float(np.median(logs(run, metric))) for run in runs] for metric in METRICS}
@@ -138,7 +138,7 @@ def gaussian_is_shifted_lower(index: ResultIndex, dataset: str, sigma: float) ->
 
 def stability_is_apart_at_equal_radii(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """Against each other method, over the radii both reach: a higher mean gradient norm, a lower mean Lipschitz constant."""
-    runs = analysed(index, dataset, ("dp-stability", *(name for name in COMPARED if name != "dp-stability")), sigma)
+    runs = analyzed(index, dataset, ("dp-stability", *(name for name in COMPARED if name != "dp-stability")), sigma)
     if runs is None:
         return None
     gradient, lipschitz = (_gaps(runs[0], runs[1:], metric, sigma) for metric in ("gradient_norm", "lipschitz"))
@@ -151,14 +151,14 @@ def stability_is_apart_at_equal_radii(index: ResultIndex, dataset: str, sigma: f
 
 
 def _gaps(run: Measured, others: list[Measured], metric: str, sigma: float) -> dict[str, float]:
-    """By method: how far the log metric of `run` is above it, over the groups of radii that both have."""
-    own, found = _by_group(run, metric, sigma), {}
+    """For each other method: the mean difference of the log metrics, over the groups of radii that both have."""
+    ours, gaps = _by_group(run, metric, sigma), {}
     for other in others:
-        beside = _by_group(other, metric, sigma)
-        shared = sorted(own.keys() & beside.keys())
+        theirs = _by_group(other, metric, sigma)
+        shared = sorted(ours.keys() & theirs.keys())
         if shared:
-            found[titled(other)] = float(np.mean([own[radius] - beside[radius] for radius in shared]))
-    return found
+            gaps[titled(other)] = float(np.mean([ours[radius] - theirs[radius] for radius in shared]))
+    return gaps
 
 
 def _by_group(run: Measured, metric: str, sigma: float) -> dict[float, float]:
@@ -167,27 +167,27 @@ def _by_group(run: Measured, metric: str, sigma: float) -> dict[float, float]:
 
 
 def correlations(run: Measured, sigma: float) -> dict[str, float | None]:
-    """Of radius and log metric over the groups of images, for each metric."""
+    """The correlation of radius and log metric over the groups of images, for each metric."""
     groups = {metric: drawn_groups(values_of(run, metric), radii(run), sigma) for metric in METRICS}
     return {
-        metric: _correlation(np.array([group.middle for group in own]), np.array([group.mean for group in own]))
-        for metric, own in groups.items()
+        metric: _correlation(np.array([group.middle for group in members]), np.array([group.mean for group in members]))
+        for metric, members in groups.items()
     }
 
 
 def _correlation(radius: np.ndarray, metric: np.ndarray) -> float | None:
-    """Of the radius and the log metric; None where it has no meaning."""
+    """The correlation of the radius and the log metric; None if it is undefined."""
     return correlation(metric, radius).pearson
 
 
 def negative_correlation(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """For every method and metric the log metric falls with the radius."""
-    runs = analysed(index, dataset, COMPARED, sigma)
+    """For every method and metric, the log metric falls with the radius."""
+    runs = analyzed(index, dataset, COMPARED, sigma)
     if runs is None:
         return None
-    found = {f"{titled(run)} {METRICS[m]}": value for run in runs for m, value in correlations(run, sigma).items()}
-    known = {name: value for name, value in found.items() if value is not None}
-    unknown = [name for name in found if name not in known]
+    values = {f"{titled(run)} {METRICS[m]}": value for run in runs for m, value in correlations(run, sigma).items()}
+    known = {name: value for name, value in values.items() if value is not None}
+    unknown = [name for name in values if name not in known]
     if not known:
         return Finding(None, "the images of no method lie in three groups of radii")
     weakest = max(known, key=lambda name: known[name])
@@ -199,14 +199,14 @@ def negative_correlation(index: ResultIndex, dataset: str, sigma: float) -> Find
 
 
 def lipschitz_is_closest(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """Over single images of the private models, the Lipschitz constant falls the most clearly with the radius."""
-    runs = analysed(index, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
+    """Over single images of the private models, the Lipschitz constant has the most negative correlation with the radius."""
+    runs = analyzed(index, dataset, ("dpsgd", "psac", *VARIANTS), sigma)
     if runs is None:
         return None
     each = {metric: [_correlation(radii(run), values_of(run, metric)) for run in runs] for metric in METRICS}
     known = {metric: [value for value in values if value is not None] for metric, values in each.items()}
     if any(len(values) < len(runs) for values in known.values()):
-        return Finding(None, "radii or metrics of a method are all alike: they have no correlation")
+        return Finding(None, "radii or metrics of a method are all equal: they have no correlation")
     mean = {metric: float(np.mean(values)) for metric, values in known.items()}
     strongest = min(mean, key=lambda metric: mean[metric])
     words = ", ".join(f"{METRICS[metric]} {value:+.2f}" for metric, value in mean.items())
@@ -217,7 +217,7 @@ def higher_below_tau(metric: str) -> Callable[[ResultIndex, str, float], Finding
     """A check that images with a radius below tau have a higher mean log metric, for every method and tau."""
 
     def check(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-        runs = analysed(index, dataset, COMPARED, sigma)
+        runs = analyzed(index, dataset, COMPARED, sigma)
         if runs is None:
             return None
         gaps = {}
@@ -236,9 +236,9 @@ def higher_below_tau(metric: str) -> Callable[[ResultIndex, str, float], Finding
 
 
 def more_fall_below_as_tau_grows(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """Of the images with a Lipschitz constant above the method's median, more are below the largest tau than below the least,
-    for every method where some are left above the least."""
-    runs = analysed(index, dataset, COMPARED, sigma)
+    """Of the images with a Lipschitz constant above the method's median, more are below the largest tau than below the
+    smallest, for every method where some are above the smallest."""
+    runs = analyzed(index, dataset, COMPARED, sigma)
     if runs is None:
         return None
     counts = {}
@@ -255,7 +255,7 @@ def more_fall_below_as_tau_grows(index: ResultIndex, dataset: str, sigma: float)
 
 
 def baselines_spike_at_zero(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """For Regular, DPSGD and PSAC the fullest tenth of the radii is the one at 0."""
+    """For Regular, DPSGD and PSAC, the fullest of ten bins of radii is the one at 0."""
     runs = index.all_seeds(dataset, BASELINES, sigma)
     if runs is None:
         return None
@@ -265,7 +265,7 @@ def baselines_spike_at_zero(index: ResultIndex, dataset: str, sigma: float) -> F
 
 
 def gaussian_above_one(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """DP-Gaussian certifies most images at more than 1.0, and the fullest bin is the last, at about 1.6."""
+    """DP-Gaussian certifies most images at more than 1.0, and its fullest bin is the last one, at about 1.6."""
     run = index.seeds(dataset, "dp-gaussian", sigma)
     if run is None:
         return None
@@ -275,33 +275,33 @@ def gaussian_above_one(index: ResultIndex, dataset: str, sigma: float) -> Findin
 
 
 def _attacked(index: ResultIndex, dataset: str, sigma: float) -> dict[str, dict[float, float]] | None:
-    found = {}
+    curves = {}
     for method in COMPARED:
         run = index.get(dataset, method, sigma)
         if run is None or not run.fgsm:
             return None
-        found[method] = {strength: row.accuracy for strength, row in sorted(run.fgsm.items())}
-    return found if len({tuple(curve) for curve in found.values()}) == 1 else None
+        curves[method] = {strength: row.accuracy for strength, row in sorted(run.fgsm.items())}
+    return curves if len({tuple(curve) for curve in curves.values()}) == 1 else None
 
 
 def stability_is_best_under_fgsm(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """DP-Stability is at no strength more than a point below any other method, and somewhere more than a point above all."""
-    found = _attacked(index, dataset, sigma)
-    if found is None:
+    """At no strength is DP-Stability more than a point below another method; at some, it is more than a point above all."""
+    curves = _attacked(index, dataset, sigma)
+    if curves is None:
         return None
-    best = {s: max(curve[s] for name, curve in found.items() if name != "dp-stability") for s in found["dp-stability"]}
-    lead = {strength: found["dp-stability"][strength] - other for strength, other in best.items()}
+    best = {s: max(curve[s] for name, curve in curves.items() if name != "dp-stability") for s in curves["dp-stability"]}
+    lead = {strength: curves["dp-stability"][strength] - other for strength, other in best.items()}
     return _ahead(lead, "other")
 
 
 def variants_above_baselines(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
-    """The other three variants are not more than a point below any baseline, and somewhere more than a point above all."""
-    found = _attacked(index, dataset, sigma)
-    if found is None:
+    """At no strength are the other variants over a point below a baseline; at some, they are over a point above all."""
+    curves = _attacked(index, dataset, sigma)
+    if curves is None:
         return None
     ours = [name for name in VARIANTS if name != "dp-stability"]
-    strengths = list(found["dpsgd"])
-    lead = {s: min(found[name][s] for name in ours) - max(found[name][s] for name in BASELINES) for s in strengths}
+    strengths = list(curves["dpsgd"])
+    lead = {s: min(curves[name][s] for name in ours) - max(curves[name][s] for name in BASELINES) for s in strengths}
     return _ahead(lead, "baseline")
 
 
@@ -312,10 +312,10 @@ def _ahead(lead: dict[float, float], of: str) -> Finding:
 
 def three_variants_alike(index: ResultIndex, dataset: str, sigma: float) -> Finding | None:
     """DP-Gaussian, DP-SmoothAdv and DP-MACER within 5 points of each other at every strength."""
-    found = _attacked(index, dataset, sigma)
-    if found is None:
+    curves = _attacked(index, dataset, sigma)
+    if curves is None:
         return None
-    ours = [found[name] for name in VARIANTS if name != "dp-stability"]
+    ours = [curves[name] for name in VARIANTS if name != "dp-stability"]
     apart = {s: max(curve[s] for curve in ours) - min(curve[s] for curve in ours) for s in ours[0]}
     widest = max(apart, key=lambda s: apart[s])
     return Finding(apart[widest] <= SIMILAR, f"at most {100 * apart[widest]:.1f} points apart, at strength {widest:g}")

@@ -1,4 +1,4 @@
-"""The names of what ``dpcert reproduce`` rebuilds, and of the folders it works in."""
+"""The names of the targets of ``dpcert reproduce``, and of the folders it uses."""
 
 from pathlib import Path
 
@@ -20,4 +20,4 @@ CONSISTENCY_PSAC_FULL, AUGMENTATIONS_FULL, METRIC_HISTOGRAMS_FULL = (
 ALL = "all"  # every target but the appendix's larger grids
 
 RESULTS = Path("results")  # the run directories, unless --results says otherwise
-LOGS = "logs"  # in it: what the child processes printed
+LOGS = "logs"  # its subfolder with the output of the child processes

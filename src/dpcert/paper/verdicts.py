@@ -1,4 +1,4 @@
-"""Ours beside the paper's: a difference and a word for it."""
+"""Verdicts: is our figure better than, worse than, or in agreement with the paper's?"""
 
 import math
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ NOT_COMPARABLE = " (not comparable)"
 _ACR_SHARE = 0.05
 _CLEAN_POINTS = 1.0
 _CERTIFIED_POINTS = 3.0
-_ROUNDING = 1e-9  # a point exactly is within a point, whatever floats make of it
+_ROUNDING = 1e-9  # a difference of exactly one point counts as within a point, despite float rounding
 RULES = (
     f"agrees: clean accuracy within {_CLEAN_POINTS:g} point; ACR within {100 * _ACR_SHARE:g} % or two standard errors; "
     f"certified accuracy at 0.25 within {_CERTIFIED_POINTS:g} points or two standard errors. Else better or worse.",
-    "agrees (spread): only once the standard deviation over our seeds is joined to the standard error; where seeds differ "
-    "much, that says little.",
+    "agrees (spread): agrees only if the standard deviation over our seeds is added to the standard error; this says "
+    "little if the seeds differ a lot.",
 )
 
 
@@ -46,8 +46,11 @@ def verdict(ours: float, paper: float, tolerance: float) -> str:
 
 
 def _with_errors(ours: Figure, paper: float, tolerance: float) -> str:
-    """Within the tolerance or two standard errors. The paper's figure is of one training, so the spread of single trainings
-    counts too, not that of their mean; but agreement that it alone brings is another word: seeds far apart agree with all."""
+    """The verdict within the tolerance or two standard errors, with a separate word for agreement due to the spread alone.
+
+    The paper's figure comes from one training, so the spread of single trainings counts, not that of their mean. Agreement
+    that needs it is marked, because seeds that are far apart agree with any figure.
+    """
     word = verdict(ours.value, paper, max(tolerance, 2.0 * ours.error))
     joined = 2.0 * math.hypot(ours.error, ours.spread or 0.0)
     return "agrees (spread)" if word != "agrees" and verdict(ours.value, paper, joined) == "agrees" else word
@@ -59,22 +62,22 @@ def acr_verdict(ours: Figure, paper: float) -> str:
 
 
 def certified_verdict(ours: Figure, paper: float) -> str:
-    """Certified accuracy, in per cent: within three points or two standard errors."""
+    """Certified accuracy, in percent: within three points or two standard errors."""
     return _with_errors(ours, paper, _CERTIFIED_POINTS + _ROUNDING)
 
 
 def accuracy_verdict(ours: float, paper: float) -> str:
-    """Clean accuracy, in per cent: within one point."""
+    """Clean accuracy, in percent: within one point."""
     return verdict(ours, paper, _CLEAN_POINTS + _ROUNDING)
 
 
 def marked(method: str, word: str) -> str:
-    """The verdict, set apart where the published figure is of another formula than the published one."""
+    """The verdict, marked if the paper's figure was computed with a formula other than the published one."""
     return f"{word}{NOT_COMPARABLE}" if method in OTHER_FORMULA and word != NOT_RUN else word
 
 
 def acr_of(seeds: Seeds) -> Figure:
-    """ACR. The images are the same for each seed, so their error is not averaged away."""
+    """ACR. All seeds use the same images, so averaging over seeds does not reduce the error over images."""
     return _figure([run.acr for run in seeds.runs], [run.acr_error for run in seeds.runs])
 
 

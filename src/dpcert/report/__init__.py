@@ -1,1 +1,1 @@
-"""What people see, made from rows: tables for the terminal, figures, one self-contained page."""
+"""Reports made from stored rows: tables for the terminal, figures and one self-contained page."""

@@ -1,4 +1,4 @@
-"""The figures of the report, each drawn from rows; what they look like is in `theme`."""
+"""The figures of the report, drawn from rows; their style is in `theme`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ Named = Sequence[tuple[str, RunFacts]]
 
 
 def certified_accuracy_curve(runs: Named, paper: Paper = no_paper) -> Drawing:
-    """Certified accuracy by L2 radius with its 95 % band, a line for each certification; the paper's point where it has one."""
+    """Certified accuracy by L2 radius with its 95 % band, one line per certification, and the paper's point if it has one."""
     lines = _certifications(runs)
     papers = [(s, point) for s, run, c in lines if (point := paper(run, c)) is not None]
     legend = [s for s, *_ in lines]
     if papers:
-        colour = lines[0][0].colour if len(lines) == 1 else INK
-        legend.append(Stroke("◆ the paper, at radius 0.25", colour, marker="D"))
+        color = lines[0][0].color if len(lines) == 1 else INK
+        legend.append(Stroke("◆ the paper, at radius 0.25", color, marker="D"))
 
     def draw(axes: Any) -> None:
         furthest = max([0.25, *(float(c.radius.max()) for *_, c in lines)]) * 1.03
         for s, _, c in lines:
             _curve(axes, s, c, furthest, band=0.16 if len(lines) <= 4 else 0.07)
         for s, point in papers:
-            look = {"marker": "D", "color": s.colour, "markeredgecolor": INK, "linestyle": "none", "clip_on": False}
+            look = {"marker": "D", "color": s.color, "markeredgecolor": INK, "linestyle": "none", "clip_on": False}
             axes.plot([0.25], [point.certified_accuracy], **look)
         _percent(axes, "certified accuracy (%)")
         axes.set(xlabel="L2 radius (pixels in [0, 1])", xlim=(0, furthest))
@@ -42,15 +42,19 @@ def certified_accuracy_curve(runs: Named, paper: Paper = no_paper) -> Drawing:
 
 
 def _certifications(runs: Named) -> list[tuple[Stroke, RunFacts, Certified]]:
-    """Each certification with its stroke: a colour for each run, dashes for other sigmas; a run alone has a colour for each."""
-    found = []
-    alike = len({(c.figures["sigma"], c.mark) for _, run in runs for c in run.of_test}) == 1
+    """Each certification with its stroke. Several runs: one color per run, dashes for sigmas. One run: one color per sigma."""
+    lines = []
+    same_sigma = len({(c.figures["sigma"], c.mark) for _, run in runs for c in run.of_test}) == 1
     for place, (name, run) in enumerate(runs):
         for other, c in enumerate(run.of_test):
             sigma = f"σ = {c.figures['sigma']:g}{c.mark}"
-            s = stroke(sigma, other) if len(runs) == 1 else stroke(name if alike else f"{name}, {sigma}", place, dash=other)
-            found.append((s, run, c))
-    return found
+            s = (
+                stroke(sigma, other)
+                if len(runs) == 1
+                else stroke(name if same_sigma else f"{name}, {sigma}", place, dash=other)
+            )
+            lines.append((s, run, c))
+    return lines
 
 
 def _curve(axes: Any, s: Stroke, c: Certified, furthest: float, band: float) -> None:
@@ -58,7 +62,7 @@ def _curve(axes: Any, s: Stroke, c: Certified, furthest: float, band: float) -> 
     estimates = [certified_accuracy(radius, correct, float(r)) for r in np.linspace(0.0, furthest, _GRID)]
     grid = np.linspace(0.0, furthest, _GRID)
     axes.fill_between(
-        grid, [100 * e.low for e in estimates], [100 * e.high for e in estimates], color=s.colour, alpha=band, linewidth=0
+        grid, [100 * e.low for e in estimates], [100 * e.high for e in estimates], color=s.color, alpha=band, linewidth=0
     )
     axes.plot(grid, [100 * e.value for e in estimates], **s.line)
 
@@ -70,12 +74,12 @@ def _spoken(c: Certified) -> str:
 
 
 def radii(runs: Named) -> Drawing:
-    """How many images have which certified radius, and how many got no answer."""
+    """The distribution of the certified radii, and how many images got no answer."""
     return _distribution(runs, "radii", "certified L2 radius", lambda c: c.radius, 0.0, None)
 
 
 def p_lower(runs: Named) -> Drawing:
-    """The lower bounds of p_A: how sure the votes were. The axis gives each further nine of 0.999... the same room."""
+    """The lower bounds of p_A: how clear the votes were. The axis spaces 0.9, 0.99, 0.999, ... evenly."""
     nines = {-np.log10(1 - p): f"{p:g}" for p in (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)}
     return _distribution(
         runs, "p_lower", "lower bound of the leading class’s share of votes",
@@ -86,7 +90,7 @@ def p_lower(runs: Named) -> Drawing:
 def _distribution(
     runs: Named, name: str, label: str, values_of: Callable[[Certified], np.ndarray], low: float, ticks: dict[float, str] | None
 ) -> Drawing:
-    """One run: right and wrong answers stacked. Several: an outline each. No answer is a bar of its own on the left."""
+    """One run: correct and wrong answers stacked. Several: one outline each. No answer is a separate mark on the left."""
     mains = [(place, run_name, run.main) for place, (run_name, run) in enumerate(runs) if run.main is not None]
     high = max(float(values_of(c).max()) for *_, c in mains)
     edges = np.linspace(low, high if high > low else low + 1.0, _BINS + 1)
@@ -95,7 +99,7 @@ def _distribution(
     alone = len(mains) == 1
     legend = (
         [
-            Stroke("right", SERIES[0], filled=True),
+            Stroke("correct", SERIES[0], filled=True),
             Stroke("wrong", SERIES[1], filled=True),
             Stroke("no answer", SOFT, filled=True),
         ]
@@ -119,26 +123,26 @@ def _distribution(
                 axes.bar([aside], [silent], width * 1.4, color=SOFT, alpha=0.75, linewidth=0)
             else:
                 s = stroke(run_name, place)
-                axes.stairs(shares(c, answered), edges, color=s.colour, linestyle=s.line["linestyle"], linewidth=1.5)
-                axes.plot([aside], [silent], marker="o", color=s.colour, markersize=4.5, clip_on=False)
+                axes.stairs(shares(c, answered), edges, color=s.color, linestyle=s.line["linestyle"], linewidth=1.5)
+                axes.plot([aside], [silent], marker="o", color=s.color, markersize=4.5, clip_on=False)
         axes.set(xlabel=label, ylabel="share of images (%)", xlim=(aside - 1.6 * width, edges[-1] + 0.3 * width))
-        named = {float(t): f"{t:.4g}" for t in axes.get_xticks()} if ticks is None else ticks
-        named = {aside: "no\nanswer"} | {t: text for t, text in named.items() if low <= t <= edges[-1] + 1e-9}
-        axes.set_xticks(list(named), list(named.values()))
+        labels = {float(t): f"{t:.4g}" for t in axes.get_xticks()} if ticks is None else ticks
+        labels = {aside: "no\nanswer"} | {t: text for t, text in labels.items() if low <= t <= edges[-1] + 1e-9}
+        axes.set_xticks(list(labels), list(labels.values()))
         axes.set_ylim(0, 1.05 * max(axes.dataLim.ymax, 1.0))
         axes.grid(axis="x", visible=False)
 
-    said = "; ".join(
-        f"{run_name}: {int(c.correct.sum())} right, {int((~c.correct & ~c.abstained).sum())} wrong, "
+    counts = "; ".join(
+        f"{run_name}: {int(c.correct.sum())} correct, {int((~c.correct & ~c.abstained).sum())} wrong, "
         f"{int(c.abstained.sum())} of {len(c.rows)} without an answer"
         for _, run_name, c in mains
     )
-    return Drawing(name, f"Distribution of the {label}. {said}.", draw, legend, height=270.0)
+    return Drawing(name, f"Distribution of the {label}. {counts}.", draw, legend, height=270.0)
 
 
 def training_curves(runs: Named) -> list[Drawing]:
     """Test accuracy, norm of the noised gradient (where there is noise), and epsilon by epoch; no training loss."""
-    # Rows from before the column was left empty may hold the norm of a gradient without noise.
+    # Rows of older versions may contain the norm of a gradient without noise: never draw it.
     noised = [(name, run if run.metrics["privacy"].get("noise_multiplier") else replace(run, curve=[])) for name, run in runs]
     drawings = [
         _by_epoch(runs, "training_accuracy", "test accuracy (%)", _accuracy_in_percent),
@@ -178,8 +182,8 @@ def _by_epoch(runs: Named, name: str, label: str, value: Callable[[CurveRow], fl
         else:
             axes.set_ylim(bottom=0)
 
-    said = "; ".join(f"{s.label}: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at the end" for s, points in lines)
-    return Drawing(name, f"By epoch: {label}. {said}.", draw, [s for s, _ in lines], 230.0, NARROW)
+    ends = "; ".join(f"{s.label}: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at the end" for s, points in lines)
+    return Drawing(name, f"By epoch: {label}. {ends}.", draw, [s for s, _ in lines], 230.0, NARROW)
 
 
 def sample_histograms(runs: Named) -> list[Drawing]:
@@ -188,56 +192,58 @@ def sample_histograms(runs: Named) -> list[Drawing]:
 
 
 def _histogram(runs: Named, metric: str) -> Drawing:
-    found = [(stroke(name, place), _values(run, metric)) for place, (name, run) in enumerate(runs) if run.samples]
-    positive = np.concatenate([values[values > 0] for _, values in found])
+    series = [(stroke(name, place), _values(run, metric)) for place, (name, run) in enumerate(runs) if run.samples]
+    positive = np.concatenate([values[values > 0] for _, values in series])
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.1, 1.0)
     edges = np.geomspace(low, high * 1.0001 if high > low else low * 10, _BINS + 5)
 
     def draw(axes: Any) -> None:
-        for s, values in found:
+        for s, values in series:
             shares = 100.0 * np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / len(values)
-            axes.stairs(shares, edges, color=s.colour, fill=True, alpha=0.55 if len(found) == 1 else 0.08, linewidth=0)
-            axes.stairs(shares, edges, color=s.colour, linestyle=s.line["linestyle"], linewidth=1.5)
+            axes.stairs(shares, edges, color=s.color, fill=True, alpha=0.55 if len(series) == 1 else 0.08, linewidth=0)
+            axes.stairs(shares, edges, color=s.color, linestyle=s.line["linestyle"], linewidth=1.5)
         axes.set(xlabel=METRICS[metric], ylabel="share of images (%)")
         axes.set_ylim(bottom=0)
         _log_scale(axes, "x", [low, high])
 
-    said = "; ".join(f"{s.label}: median {np.median(values):.4g}" for s, values in found)
+    medians = "; ".join(f"{s.label}: median {np.median(values):.4g}" for s, values in series)
     return Drawing(
-        f"samples_{metric}", f"Distribution of the {METRICS[metric]}. {said}.", draw, [s for s, _ in found], 220.0, NARROW
+        f"samples_{metric}", f"Distribution of the {METRICS[metric]}. {medians}.", draw, [s for s, _ in series], 220.0, NARROW
     )
 
 
 def metrics_by_radius(runs: Named) -> list[Drawing]:
-    """Each per-sample metric against the certified radius of the true label, with the means of groups as the paper has them."""
+    """Each per-sample metric against the certified radius of the true label, with the mean of each group, as in the paper."""
     return [_by_radius(runs, metric) for metric in METRICS]
 
 
 def _by_radius(runs: Named, metric: str) -> Drawing:
-    found = []
+    series = []
     for place, (name, run) in enumerate(runs):
-        rows, main = run.analysed, run.main
+        rows, main = run.analyzed, run.main
         if rows and main is not None:
             values, radius = metric_and_radius(rows, metric)
-            found.append((stroke(name, place, marker="o"), radius, values, float(main.figures["sigma"])))
+            series.append((stroke(name, place, marker="o"), radius, values, float(main.figures["sigma"])))
 
     def draw(axes: Any) -> None:
-        for s, radius, values, sigma in found:
-            if len(found) == 1:
+        for s, radius, values, sigma in series:
+            if len(series) == 1:
                 some = slice(None, None, -(-len(radius) // _MOST_POINTS))
                 axes.plot(radius[some], values[some], "o", color=SOFT, alpha=0.3, markersize=3.2, markeredgewidth=0)
             groups = drawn_groups(values, radius, sigma)
             axes.plot([group.middle for group in groups], [group.mean for group in groups], **s.line)
         axes.set(xlabel="certified L2 radius", ylabel=METRICS[metric])
-        _log_scale(axes, "y", [float(v) for _, _, values, _ in found for v in values if v > 0])
+        _log_scale(axes, "y", [float(v) for _, _, values, _ in series for v in values if v > 0])
 
-    said = "; ".join(f"{s.label}: {len(radius)} images" for s, radius, *_ in found)
-    shows = f"{METRICS[metric].capitalize()} by certified radius, with its mean in groups of at least {FEWEST} images. {said}."
-    return Drawing(f"radius_by_{metric}", shows, draw, [s for s, *_ in found], 240.0, NARROW)
+    counts = "; ".join(f"{s.label}: {len(radius)} images" for s, radius, *_ in series)
+    shows = (
+        f"{METRICS[metric].capitalize()} by certified radius, with its mean in groups of at least {FEWEST} images. {counts}."
+    )
+    return Drawing(f"radius_by_{metric}", shows, draw, [s for s, *_ in series], 240.0, NARROW)
 
 
 def attack_l2(runs: Named) -> Drawing | None:
-    """Accuracy under PGD in L2; beside attacks on a smoothed model what is certified of it, which is at the same sigma."""
+    """Accuracy under PGD in L2; for attacks on a smoothed model, also its certified accuracy at the same sigma."""
     lines = _attack_lines(runs, ("pgd-l2",))
     proved = []
     for place, (name, run) in enumerate(runs):
@@ -258,8 +264,8 @@ def attack_l2(runs: Named) -> Drawing | None:
         axes.set(xlabel="L2 radius, or size of the attack", xlim=(0, furthest * 1.03))
 
     legend = [s for s, _ in proved] + [s for s, _ in lines]
-    beside = " beside the certified accuracy" if proved else ""
-    shows = f"Accuracy under PGD attacks in L2{beside}. {_spoken_attacks(lines)}."
+    also = " and certified accuracy" if proved else ""
+    shows = f"Accuracy under PGD attacks in L2{also}. {_spoken_attacks(lines)}."
     return Drawing("attacks_l2", shows, draw, legend, height=290.0, names_its_only_line=True) if lines else None
 
 
@@ -281,27 +287,27 @@ def attack_linf(runs: Named) -> Drawing | None:
 
 
 def _attack_lines(runs: Named, attacks: tuple[str, ...]) -> list[tuple[Stroke, list[AttackRow]]]:
-    """The rows of each (attack, target, sigma), by strength. One run: a colour each; several: a colour for each run."""
-    found = []
+    """The rows of each (attack, target, sigma), by strength. One run: one color per line; several: one color per run."""
+    lines = []
     for place, (name, run) in enumerate(runs):
         rows = sorted((row for row in run.attacks if row.attack in attacks), key=lambda row: row.strength)
         kinds = sorted({(row.attack, row.target, row.sigma or 0.0) for row in rows})
         for other, (attack, target, sigma) in enumerate(kinds):
-            own = [row for row in rows if (row.attack, row.target, row.sigma or 0.0) == (attack, target, sigma)]
+            of_kind = [row for row in rows if (row.attack, row.target, row.sigma or 0.0) == (attack, target, sigma)]
             words = f"{attack} on the {target} model" + (f", σ = {sigma:g}" if sigma else "")
-            words += f", {' or '.join(str(count) for count in sorted({row.examples for row in own}))} images"
+            words += f", {' or '.join(str(count) for count in sorted({row.examples for row in of_kind}))} images"
             marker = "s" if target == "smoothed" else "o"
             alone = len(runs) == 1
             s = stroke(words, other + 1, marker=marker) if alone else stroke(f"{name}: {words}", place, other + 1, marker)
-            found.append((s, own))
-    return found
+            lines.append((s, of_kind))
+    return lines
 
 
 def _plot_attacks(axes: Any, lines: list[tuple[Stroke, list[AttackRow]]]) -> None:
     for s, rows in lines:
         x, y = [row.strength for row in rows], [100 * row.accuracy for row in rows]
         axes.vlines(
-            x, [100 * row.low for row in rows], [100 * row.high for row in rows], color=s.colour, alpha=0.5, linewidth=1.5
+            x, [100 * row.low for row in rows], [100 * row.high for row in rows], color=s.color, alpha=0.5, linewidth=1.5
         )
         axes.plot(x, y, clip_on=False, **s.line)
 
@@ -313,7 +319,7 @@ def _spoken_attacks(lines: list[tuple[Stroke, list[AttackRow]]]) -> str:
 
 
 def _values(run: RunFacts, metric: str) -> np.ndarray:
-    return np.array([getattr(row, metric) for row in run.analysed or run.samples])
+    return np.array([getattr(row, metric) for row in run.analyzed or run.samples])
 
 
 def _percent(axes: Any, label: str) -> None:
@@ -322,7 +328,7 @@ def _percent(axes: Any, label: str) -> None:
 
 
 def _log_scale(axes: Any, which: str, values: Sequence[float]) -> None:
-    """A log axis with numbers a reader can say (0.01, 1, 100), also where the values span less than a decade."""
+    """A log axis with plain numbers (0.01, 1, 100), also if the values span less than a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis

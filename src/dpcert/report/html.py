@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing but itself, and its figures as files."""
+"""The report: one self-contained page, and its figures as files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from .tables import Certified, Paper, RunFacts, no_paper
 from .theme import Drawing, Stroke, stroke
 
 _CLASS_RADII = (0.0, 0.25, 0.5, 1.0, 1.5)
-_EXAMPLES_ALONE, _EXAMPLES_BESIDE_OTHERS = 6, 4
+_EXAMPLES_OF_ONE_RUN, _EXAMPLES_OF_SEVERAL_RUNS = 6, 4
 
 
 @dataclass(frozen=True)
 class _Picture:
-    """One example of the page; without the data set there is a row and no picture."""
+    """One example of the page; without the data set, it has a row but no picture."""
 
     row: CertificateRow
     image: str | None
@@ -55,19 +55,19 @@ class _RunView:
     @property
     def labels(self) -> list[int]:
         """The classes that have an image."""
-        return [found.label for found in self.classes]
+        return [entry.label for entry in self.classes]
 
     def share(self, label: int, radius: float) -> float | None:
         """The certified accuracy of a class."""
-        return next((found.certified[radius] for found in self.classes if found.label == label), None)
+        return next((entry.certified[radius] for entry in self.classes if entry.label == label), None)
 
     def class_name(self, label: int) -> str:
-        """The class in words where there are some."""
+        """The class label, with its name if it has one."""
         return words.class_name(self.run, label)
 
 
 def write_report(runs: list[RunFacts], page: Path | None, figures_folder: Path | None = None, paper: Paper = no_paper) -> None:
-    """Write the page, and its figures as SVG and PNG, where they are asked for; `paper` gives figures to show next to ours."""
+    """Write the requested files: the page, and its figures as SVG and PNG; `paper` gives the paper's figures, if any."""
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(page, render(runs, paper).encode())
@@ -115,7 +115,7 @@ def _signed(value: float) -> str:
 
 
 def _promises(views: Sequence[_RunView]) -> list[tuple[RunFacts, list[str]]]:
-    """Each privacy statement once, with the names of the runs that make it."""
+    """Each distinct privacy statement, with the names of the runs that share it."""
     grouped: dict[tuple[str, ...], tuple[RunFacts, list[str]]] = {}
     for view in views:
         grouped.setdefault((view.run.privacy, *view.run.sentences), (view.run, []))[1].append(view.name)
@@ -127,18 +127,18 @@ def _packaged(name: str) -> str:
 
 
 def _drawings(runs: Sequence[tuple[str, RunFacts]], paper: Paper = no_paper) -> dict[str, Drawing]:
-    """The figures there are rows for, by name."""
-    found: list[Drawing | None] = []
+    """The figures that have rows, by name."""
+    drawings: list[Drawing | None] = []
     if any(run.of_test for _, run in runs):
-        found += [figures.certified_accuracy_curve(runs, paper)]
+        drawings += [figures.certified_accuracy_curve(runs, paper)]
     if any(run.main for _, run in runs):
-        found += [figures.radii(runs), figures.p_lower(runs)]
+        drawings += [figures.radii(runs), figures.p_lower(runs)]
     if any(run.attacks for _, run in runs):
-        found += [figures.attack_l2(runs), figures.attack_linf(runs)]
+        drawings += [figures.attack_l2(runs), figures.attack_linf(runs)]
     if any(run.samples for _, run in runs):
-        found += [*figures.sample_histograms(runs), *figures.metrics_by_radius(runs)]
-    found += [membership_curve(runs), *figures.training_curves(runs)]
-    return {drawing.name: drawing for drawing in found if drawing is not None}
+        drawings += [*figures.sample_histograms(runs), *figures.metrics_by_radius(runs)]
+    drawings += [membership_curve(runs), *figures.training_curves(runs)]
+    return {drawing.name: drawing for drawing in drawings if drawing is not None}
 
 
 def _view(name: str, run: RunFacts, place: int, runs: Sequence[RunFacts], paper: Paper) -> _RunView:
@@ -151,15 +151,15 @@ def _view(name: str, run: RunFacts, place: int, runs: Sequence[RunFacts], paper:
         lead=words.in_words(run, paper),
         classes=classes,
         weakest=weakest(classes, words.HEADLINE_RADIUS),
-        groups=_groups(run, main, _EXAMPLES_ALONE if len(runs) == 1 else _EXAMPLES_BESIDE_OTHERS) if main else [],
-        correlations=correlations(run.analysed),
+        groups=_groups(run, main, _EXAMPLES_OF_ONE_RUN if len(runs) == 1 else _EXAMPLES_OF_SEVERAL_RUNS) if main else [],
+        correlations=correlations(run.analyzed),
         gain=_gain(run, runs[0]) if place > 0 else None,
         membership=membership_of(run),
     )
 
 
 def _gain(run: RunFacts, first: RunFacts) -> Gain | None:
-    """Only where the same images got as many votes at the same alpha: the difference is one of the models and their sigmas."""
+    """Computed only for the same data set, n and alpha, so that the difference is due to the models and their sigmas."""
     ours, theirs = run.main, first.main
     if ours is None or theirs is None or run.metrics["dataset"] != first.metrics["dataset"]:
         return None
@@ -169,7 +169,7 @@ def _gain(run: RunFacts, first: RunFacts) -> Gain | None:
 
 
 def _class_radii(main: Certified) -> list[float]:
-    """Radii that somebody reaches, and always the one of the headline."""
+    """The radii that at least one image reaches, and always the headline radius."""
     furthest = max(words.HEADLINE_RADIUS, float(main.radius.max()))
     return [radius for radius in _CLASS_RADII if radius <= furthest]
 
@@ -187,7 +187,7 @@ def _groups(run: RunFacts, main: Certified, most: int) -> list[_Group]:
 
 
 def _radii_of_table(certified: Sequence[Certified]) -> list[str]:
-    """The radii of the figures in metrics.json, up to the last at which something is certified."""
+    """The radii of the figures in metrics.json, up to the largest at which an image is certified."""
     reached: dict[str, Any] = {}
     for c in certified:
         for radius, share in c.figures["certified_accuracy"].items():

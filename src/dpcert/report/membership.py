@@ -15,19 +15,19 @@ from ..store.runs import LEDGER
 from .tables import RunFacts
 from .theme import SOFT, Drawing, Stroke, stroke
 
-_LEAST, _POINTS = 1e-3, 160  # the axis begins at 0.1 %
+_LEAST, _POINTS = 1e-3, 160  # the axis starts at 0.1 %
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The bound on membership attacks: a sentence, and the curve where there is one."""
+    """The bound on membership attacks: a sentence and, if there is a bound, its curve."""
 
     sentence: str
     trade_off: TradeOff | None
 
 
 def membership_of(run: RunFacts) -> Membership:
-    """What the run's ledger proves about membership attacks; says why where it does not say enough."""
+    """What the run's ledger proves about membership attacks, or why it proves nothing."""
     try:
         statement = _statement(run.ledger)
     except (LedgerError, BudgetError) as error:
@@ -37,16 +37,16 @@ def membership_of(run: RunFacts) -> Membership:
     return Membership(statement.membership, statement.trade_off)
 
 
-@lru_cache(maxsize=16)  # the words and the figure of a page ask for the same
+@lru_cache(maxsize=16)  # the text and the figure of a page need the same statement
 def _statement(ledger: bytes) -> Statement:
     return state_of_file(ledger, LEDGER)
 
 
 def membership_curve(runs: Sequence[tuple[str, RunFacts]]) -> Drawing | None:
-    """The most that any attack detects, by its false alarms, beside guessing; None where no run promises anything."""
-    # Runs with the same budget have almost the same curve: dashes let the line below show.
-    found = [(stroke(name, place, dash=place), membership_of(run).trade_off) for place, (name, run) in enumerate(runs)]
-    lines = [(s, bound) for s, bound in found if bound is not None]
+    """The largest detection rate of any attack by its false alarm rate, compared with guessing; None if no run has a bound."""
+    # Runs with the same budget have almost the same curve: dashes keep the line below visible.
+    bounds = [(stroke(name, place, dash=place), membership_of(run).trade_off) for place, (name, run) in enumerate(runs)]
+    lines = [(s, bound) for s, bound in bounds if bound is not None]
     if not lines:
         return None
     alarms = np.geomspace(_LEAST, 1.0, _POINTS)
@@ -57,7 +57,7 @@ def membership_curve(runs: Sequence[tuple[str, RunFacts]]) -> Drawing | None:
         for s, bound in lines:
             axes.plot(100 * alarms, 100 * bound.true_positive_rates(alarms), **s.line)
             false, true = bound.mark
-            axes.plot([100 * false], [100 * true], marker="o", color=s.colour, markersize=7.0, linestyle="none")
+            axes.plot([100 * false], [100 * true], marker="o", color=s.color, markersize=7.0, linestyle="none")
             if len(lines) == 1:
                 words = f"{ceil_text(100 * true, 2)} % at {100 * false:g} %"
                 axes.annotate(words, (100 * false, 100 * true), (-8, 6), textcoords="offset points", ha="right", va="bottom")
@@ -67,8 +67,8 @@ def membership_curve(runs: Sequence[tuple[str, RunFacts]]) -> Drawing | None:
         axes.set(xlabel="false alarms (%)", ylabel="records detected, at most (%)")
         axes.set(xlim=(100 * _LEAST, 100), ylim=(100 * _LEAST, 110))
 
-    said = "; ".join(f"{s.label}: {ceil_text(100 * b.mark[1], 2)} % at {100 * b.mark[0]:g} % false alarms" for s, b in lines)
-    shows = f"The most that any membership attack detects, by its false alarms. {said}."
+    marks = "; ".join(f"{s.label}: {ceil_text(100 * b.mark[1], 2)} % at {100 * b.mark[0]:g} % false alarms" for s, b in lines)
+    shows = f"The most that any membership attack detects, by its false alarms. {marks}."
     return Drawing("membership", shows, draw, [*legend, guessing], height=300.0)
 
 

@@ -1,4 +1,4 @@
-"""What the figures and tables of the page show, computed from rows: by class, by radius, against each other."""
+"""Statistics for the figures and tables of the page, computed from rows: by class, by radius, between runs."""
 
 import math
 from collections import Counter
@@ -20,27 +20,27 @@ class ClassFigures:
 
     label: int
     images: int
-    certified: dict[float, float]  # radius -> share that is right and certified there
+    certified: dict[float, float]  # radius -> fraction that is correct and certified there
     abstained: int
     wrong: int
-    mistaken_for: list[tuple[int, int]]  # wrong answers and how often, the most frequent first
+    mistaken_for: list[tuple[int, int]]  # (wrong answer, count), the most frequent first
 
 
 def by_class(rows: Sequence[CertificateRow], radii: Sequence[float]) -> list[ClassFigures]:
     """Figures for each class that has an image, in the order of the labels."""
-    found = []
+    classes = []
     for label in sorted({row.label for row in rows}):
-        own = [row for row in rows if row.label == label]
-        wrong = Counter(row.predict for row in own if not row.correct and row.predict != ABSTAIN)
-        certified = {r: sum(bool(row.correct) and row.radius >= r for row in own) / len(own) for r in radii}
+        of_class = [row for row in rows if row.label == label]
+        wrong = Counter(row.predict for row in of_class if not row.correct and row.predict != ABSTAIN)
+        certified = {r: sum(bool(row.correct) and row.radius >= r for row in of_class) / len(of_class) for r in radii}
         mistakes = sorted(wrong.items(), key=lambda item: (-item[1], item[0]))
-        abstained = sum(row.predict == ABSTAIN for row in own)
-        found.append(ClassFigures(label, len(own), certified, abstained, wrong.total(), mistakes))
-    return found
+        abstained = sum(row.predict == ABSTAIN for row in of_class)
+        classes.append(ClassFigures(label, len(of_class), certified, abstained, wrong.total(), mistakes))
+    return classes
 
 
 def weakest(classes: Sequence[ClassFigures], radius: float) -> ClassFigures | None:
-    """The class with the smallest certified accuracy at `radius`; None where there is nothing to compare."""
+    """The class with the smallest certified accuracy at `radius`; None if there is only one class."""
     return min(classes, key=lambda c: c.certified[radius]) if len(classes) > 1 else None
 
 
@@ -53,7 +53,7 @@ class Gain:
 
 
 def gain(rows: Sequence[CertificateRow], others: Sequence[CertificateRow], largest: float | None = None) -> Gain | None:
-    """Image by image; None where too few are shared or an image has another label there: it is then another image."""
+    """Compare image by image; None if too few images are shared or labels differ, because the images then differ too."""
     known = {row.idx: row for row in others}
     pairs = [(row, known[row.idx]) for row in rows if row.idx in known]
     if len(pairs) < 2 or any(row.label != other.label for row, other in pairs):
@@ -68,7 +68,7 @@ def _radius_of_true_label(rows: Sequence[CertificateRow | SampleRow]) -> np.ndar
 
 @dataclass(frozen=True)
 class MetricFigures:
-    """A per-image metric over the analysed images: its median, and its correlation with the radius of the true label."""
+    """A per-image metric over the analyzed images: its median, and its correlation with the radius of the true label."""
 
     metric: str
     median: float
@@ -76,34 +76,34 @@ class MetricFigures:
 
 
 def correlations(samples: Sequence[SampleRow]) -> list[MetricFigures]:
-    """One for each metric."""
-    found = []
+    """The figures of each metric."""
+    figures = []
     for metric in METRICS:
         values, radius = metric_and_radius(samples, metric)
         median = float(np.median(values)) if len(values) else math.nan
-        found.append(MetricFigures(metric, median, correlation(values, radius)))
-    return found
+        figures.append(MetricFigures(metric, median, correlation(values, radius)))
+    return figures
 
 
 def metric_and_radius(samples: Sequence[SampleRow], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """A metric and the certified radius of the true label, an entry for each image."""
+    """A metric and the certified radius of the true label, one entry per image."""
     return np.array([getattr(row, metric) for row in samples]), _radius_of_true_label(samples)
 
 
 @dataclass(frozen=True)
 class ExampleGroup:
-    """Some test images that tell something together."""
+    """Test images of one kind, such as the most robust ones."""
 
     key: str
     title: str
     why: str
     rows: list[CertificateRow]
-    of: int  # how many there are altogether
-    among: str  # of what
+    of: int  # how many such images there are in total
+    among: str  # what `of` counts
 
 
 def example_groups(rows: Sequence[CertificateRow], most: int) -> list[ExampleGroup]:
-    """The most and least robust right answers, the confidently wrong ones, and those without an answer."""
+    """The most and least robust correct answers, certified wrong answers, and images without an answer."""
     right = [row for row in rows if row.correct and row.radius > 0]
     wrong = [row for row in rows if not row.correct and row.predict != ABSTAIN and row.radius > 0]
     silent = [row for row in rows if row.predict == ABSTAIN]
@@ -111,19 +111,19 @@ def example_groups(rows: Sequence[CertificateRow], most: int) -> list[ExampleGro
     weak = sorted(right, key=lambda row: (row.radius, row.idx))
     confident = sorted(wrong, key=lambda row: (-row.radius, row.idx))
     undecided = sorted(silent, key=lambda row: (row.p_lower, row.idx))
-    sure = "certified all the same, the largest radius first"
-    even = "the votes did not show that the leading class has more than half"
-    nobody = "images without an answer"
+    why_wrong = "certified but wrong, the largest radius first"
+    why_none = "the votes did not prove that the leading class has more than half"
+    unanswered = "images without an answer"
     return [
-        ExampleGroup("most-robust", "Most robust", "the largest radius", strongest[:most], len(right), "right answers"),
-        ExampleGroup("least-robust", "Least robust", "the smallest radius", weak[:most], len(right), "right answers"),
-        ExampleGroup("confidently-wrong", "Wrong", sure, confident[:most], len(wrong), "wrong answers"),
-        ExampleGroup("abstained", "No answer", even, undecided[:most], len(silent), nobody),
+        ExampleGroup("most-robust", "Most robust", "the largest radius", strongest[:most], len(right), "correct answers"),
+        ExampleGroup("least-robust", "Least robust", "the smallest radius", weak[:most], len(right), "correct answers"),
+        ExampleGroup("confidently-wrong", "Wrong", why_wrong, confident[:most], len(wrong), "wrong answers"),
+        ExampleGroup("abstained", "No answer", why_none, undecided[:most], len(silent), unanswered),
     ]
 
 
 def _classes_in_turn(rows: list[CertificateRow]) -> list[CertificateRow]:
-    """Among equal radii (all votes alike are common) one of each class before a second one."""
+    """Among equal radii (common, since all votes often agree), take one image of each class before a second one."""
     seen: Counter[tuple[float, int]] = Counter()
     turns = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Run directories as plain values, and the table of them."""
+"""Run directories read into plain values, and the table of several runs."""
 
 import tomllib
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ ABSTAIN = -1  # in the column `predict`
 
 @dataclass(frozen=True)
 class Certified:
-    """One certification of a run: its figures, and the rows they were made from."""
+    """One certification of a run: its figures, and the rows they are computed from."""
 
     figures: dict[str, Any]
     rows: list[CertificateRow]
@@ -36,7 +36,7 @@ class Certified:
 
     @property
     def mark(self) -> str:
-        """Sets simultaneous certificates apart from the usual ones at the same sigma."""
+        """Marks simultaneous certificates, to distinguish them from the usual ones at the same sigma."""
         return ", simultaneous" if self.figures.get("alpha_is") == "simultaneous" else ""
 
     @property
@@ -51,7 +51,7 @@ class Certified:
 
     @property
     def correct(self) -> np.ndarray:
-        """Which answers of the smoothed model are right."""
+        """Which answers of the smoothed model are correct."""
         return np.array([bool(row.correct) for row in self.rows])
 
     @property
@@ -62,7 +62,7 @@ class Certified:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run directory says about itself; `images` is the test split, where somebody handed it over."""
+    """The public facts of a run directory; `images` is the test split, if the caller passed it."""
 
     path: Path
     metrics: dict[str, Any]
@@ -73,35 +73,35 @@ class RunFacts:
     curve: list[CurveRow] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)  # name -> SHA-256
     images: Sequence[np.ndarray] | None = None
-    no_images: str = "the data set was not at hand when this page was made"
-    in_bundle: bool = False  # a page for those who have the bundle only
+    no_images: str = "the data set was not available when this page was generated"
+    in_bundle: bool = False  # the page is for readers who only have the bundle
     ledger: bytes = field(default=b"", repr=False)
 
     @property
     def of_test(self) -> list[Certified]:
-        """The certifications of test images: those of held-out training records are not for a page."""
+        """The certifications of test images. A page never shows those of held-out training records."""
         return [certified for certified in self.certified if certified.is_of_test_set]
 
     @property
     def main(self) -> Certified | None:
-        """The certification the page speaks of first: at the run's own sigma or, where there is none, at the smallest."""
-        own = self.setting("certify", "sigma")
-        sigma = main_sigma(self.metrics, self.setting("method", "sigma") if own is None else own)
+        """The certification that the page shows first: at the run's sigma or, if there is none, at the smallest."""
+        configured = self.setting("certify", "sigma")
+        sigma = main_sigma(self.metrics, self.setting("method", "sigma") if configured is None else configured)
         smallest = min((certified.figures["sigma"] for certified in self.of_test), default=None)
         return self.certified_at(sigma) or self.certified_at(smallest)
 
     def certified_at(self, sigma: float | None) -> Certified | None:
-        """The certification that speaks for the test set at `sigma`; None where there is none."""
+        """The certification that represents the test set at `sigma`; None if there is none."""
         entry = certification_at([certified.figures for certified in self.certified], sigma)
         return next((certified for certified in self.certified if certified.figures is entry), None)
 
     @property
-    def analysed(self) -> list[SampleRow]:
-        """The per-image metrics, each with radius and answer of the main certification, whichever they were made beside."""
+    def analyzed(self) -> list[SampleRow]:
+        """The per-image metrics, each with the radius and answer of the main certification."""
         main = self.main
         rows = {} if main is None else {row.idx: row for row in main.rows}
-        found = [(sample, rows[sample.idx]) for sample in self.samples if sample.idx in rows]
-        return [replace(sample, radius=row.radius, correct=row.correct) for sample, row in found]
+        joined = [(sample, rows[sample.idx]) for sample in self.samples if sample.idx in rows]
+        return [replace(sample, radius=row.radius, correct=row.correct) for sample, row in joined]
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -109,7 +109,7 @@ class RunFacts:
         return {name: section for name, section in tomllib.loads(self.config).items() if isinstance(section, dict)}
 
     def setting(self, section: str, key: str) -> Any:
-        """One value of config.toml; None where it is not given."""
+        """One value of config.toml; None if it is not set."""
         return self.settings.get(section, {}).get(key)
 
     @property
@@ -127,7 +127,7 @@ class RunFacts:
 
     @property
     def sentences(self) -> list[str]:
-        """What epsilon stands on, in the statement's own words; put together here for a run made before they were stored."""
+        """The stored sentences of the privacy statement; composed here for runs of versions that did not store them."""
         privacy = self.metrics["privacy"]
         if "sentences" in privacy:
             return list(privacy["sentences"])
@@ -139,31 +139,31 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class PaperFigures:
-    """What the paper prints for the request that a run answers; accuracies in per cent, as it prints them."""
+    """The paper's figures for the request of a run; accuracies in percent, as in the paper."""
 
     clean_accuracy: float
     acr: float
     certified_accuracy: float  # at radius 0.25
-    sentence: str  # for a reader: the same, against our intervals
+    sentence: str  # the same figures in words, compared with our intervals
 
 
-Paper = Callable[[RunFacts, Certified], PaperFigures | None]  # the one way for the paper's figures into a report
+Paper = Callable[[RunFacts, Certified], PaperFigures | None]  # the only way for the paper's figures to get into a report
 
 
 def no_paper(run: RunFacts, certified: Certified) -> PaperFigures | None:
-    """The default: a report of our rows alone. `dpcert.paper.comparison.figures_of` is the other one."""
+    """The default: a report without the paper's figures. `dpcert.paper.comparison.figures_of` adds them."""
     return None
 
 
 def read_run(path: Path) -> RunFacts:
-    """All public facts of a run; each file they are read from is checked."""
+    """Read all public facts of a run; every file is checked."""
     directory = RunDirectory(path)
     directory.require(directory.config, directory.metrics)
     return facts_of(read_directory(path))
 
 
 def facts_of(files: PublicFiles) -> RunFacts:
-    """`read_run` for files that were read already."""
+    """Like `read_run`, for files that are already in memory."""
     metrics = open_metrics(files)
     text = _toml(files.place_of(CONFIG), files.bytes_of(CONFIG))
     certified = [Certified(entry, _rows(files, entry)) for entry in metrics["certification"]]
@@ -185,7 +185,7 @@ def _toml(path: str, data: bytes) -> str:
 
 
 def _digests(files: PublicFiles) -> dict[str, str]:
-    """SHA-256 of the files that a run's promises stand on; not of rows about held-out training records."""
+    """SHA-256 of the files that a run's guarantees rest on, except rows about held-out training records."""
     names = [name for name in sorted(files.content) if name != REPORT and not is_of_validation(name)]
     return {name: sha256_hex(files.content[name]) for name in names}
 
@@ -195,7 +195,7 @@ def _rows(files: PublicFiles, entry: dict[str, Any]) -> list[CertificateRow]:
     rows = [row for row in open_rows(CertificateRow, files, entry["file"]) if is_about(entry, row.idx)]
     if len(rows) < entry["examples"]:
         raise RunError(
-            f"{files.place_of(entry['file'])} holds {len(rows)} rows, {METRICS} speaks of {entry['examples']}; "
+            f"{files.place_of(entry['file'])} has {len(rows)} rows, {METRICS} says {entry['examples']}; "
             "run dpcert certify again"
         )
     return rows
@@ -205,7 +205,7 @@ HEADINGS = ("run", "sigma", "privacy", "clean accuracy", "ACR", "certified at 0.
 
 
 def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str, ...]]:
-    """A row for each certification (or for a run without any), the paper's figures in brackets where it has them."""
+    """One row per certification, or per run without any; the paper's figures are in brackets if it has them."""
     table: list[tuple[str, ...]] = []
     titles = [run.title for run in runs]
     for run in runs:
@@ -235,7 +235,7 @@ def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str
 
 
 def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table for a page of Markdown."""
+    """The table as Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

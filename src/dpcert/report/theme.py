@@ -1,4 +1,4 @@
-"""How figures look, and figures as files: colours that a page can replace, SVG text, PNG bytes."""
+"""The style of figures, and figures as files: colors that a page can replace, SVG text, PNG bytes."""
 
 import io
 import re
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 INK, SOFT, LINE = "#1d2430", "#566272", "#d5dbe3"
-# Readable on white, apart for colour-blind eyes (after Okabe and Ito), darkened to a contrast of 3 or more.
+# Readable on white and distinct for color-blind readers (after Okabe and Ito), darkened to a contrast of at least 3.
 SERIES = ("#2166ac", "#c2502f", "#2b8163", "#8a569f", "#94700c", "#187f92", "#b03a74", "#5f6b7a")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-_VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", **{colour: f"series-{i}" for i, colour in enumerate(SERIES, start=1)}}
-WIDE, NARROW = 460.0, 340.0  # drawn small, so that a phone hardly shrinks its letters
+_VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", **{color: f"series-{i}" for i, color in enumerate(SERIES, start=1)}}
+WIDE, NARROW = 460.0, 340.0  # small, so that text stays readable on a phone
 _FONT_SIZE, _POINTS_PER_INCH = 12.5, 72.0
 _STYLE: Any = {
     "font.size": _FONT_SIZE,
@@ -39,33 +39,33 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Stroke:
-    """How one series is drawn, and the words for it in a legend."""
+    """How one series is drawn, and its label in the legend."""
 
     label: str
-    colour: str
+    color: str
     dash: int = 0  # an index of DASHES
     marker: str = ""  # "" none, "o", "s", "D": as in matplotlib
     filled: bool = False  # an area, not a line
 
     @property
     def variable(self) -> str:
-        """The name of the page's CSS variable for the colour."""
-        return _VARIABLES[self.colour]
+        """The name of the page's CSS variable for the color."""
+        return _VARIABLES[self.color]
 
     @property
     def line(self) -> dict[str, Any]:
         """The arguments of a plotted line."""
-        return {"color": self.colour, "linestyle": DASHES[self.dash], "marker": self.marker, "markersize": 5.0}
+        return {"color": self.color, "linestyle": DASHES[self.dash], "marker": self.marker, "markersize": 5.0}
 
 
-def stroke(label: str, colour: int, dash: int = 0, marker: str = "") -> Stroke:
-    """The stroke of the n-th colour; after the last colour they begin anew with another dash."""
-    return Stroke(label, SERIES[colour % len(SERIES)], (dash + colour // len(SERIES)) % len(DASHES), marker)
+def stroke(label: str, color: int, dash: int = 0, marker: str = "") -> Stroke:
+    """The stroke of the n-th color; after the last color, the colors repeat with another dash."""
+    return Stroke(label, SERIES[color % len(SERIES)], (dash + color // len(SERIES)) % len(DASHES), marker)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be drawn again: its file's name, what it shows in words, how it is drawn, its legend."""
+    """A figure as a recipe: its file name, what it shows in words, the function that draws it, its legend."""
 
     name: str
     shows: str
@@ -73,15 +73,15 @@ class Drawing:
     legend: list[Stroke] = field(default_factory=list)
     height: float = 285.0
     width: float = WIDE
-    names_its_only_line: bool = False  # else a single line has no legend: the page has said what run it is about
+    names_its_only_line: bool = False  # else a single line has no legend: the page already names the run
 
     @property
     def has_legend(self) -> bool:
-        """Whether the legend tells a reader something."""
+        """Whether the legend is worth showing."""
         return len(self.legend) > 1 or (self.names_its_only_line and bool(self.legend))
 
     def figure(self, *, legend: bool) -> Any:
-        """The figure; a page has a legend of its own beside it, a file has it below the axes, never on the curves."""
+        """Draw the figure. A page shows its own HTML legend; a file has the legend below the axes, never on the curves."""
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -97,32 +97,32 @@ class Drawing:
         return figure
 
     def files(self) -> dict[str, bytes]:
-        """Files of their own, in the colours of a light page: as SVG, and as pixels on white."""
+        """The figure as standalone files in the colors of a light page: SVG, and PNG on white."""
         figure, pixels = self.figure(legend=True), io.BytesIO()
         vector = _svg(figure, self.name).encode()
         figure.savefig(pixels, format="png", dpi=144, metadata={"Software": None})
         return {f"{self.name}.svg": vector, f"{self.name}.png": pixels.getvalue()}
 
     def inline(self) -> str:
-        """An element of a page that follows the page's colours: nothing in it is white, black or fixed."""
+        """The figure as an SVG element that uses the page's CSS variables: it contains no fixed color."""
         text = _svg(self.figure(legend=False), self.name)
         text = text[text.index("<svg") :].replace("xlink:href", "href")
         text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
         text = re.sub(r'<svg .*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
         text = re.sub(r"font-family:[^;]*;\s*", "", text)
         used = set(re.findall(r'(?:url\(|href=")#(\w+)', text))
-        text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
+        text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", text)
         text = re.sub(r' (d|x|y)="([^"]*)"', _shorter, text)
         text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-        for colour, variable in _VARIABLES.items():
-            text = text.replace(colour, f"var(--{variable})")
+        for color, variable in _VARIABLES.items():
+            text = text.replace(color, f"var(--{variable})")
         return re.sub(r">\s+<", "><", text)
 
 
-def _shorter(found: re.Match[str]) -> str:
-    """Coordinates to a hundredth of a point."""
-    numbers = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", found[2])
-    return f' {found[1]}="{" ".join(numbers.split())}"'
+def _shorter(match: re.Match[str]) -> str:
+    """Round coordinates to a hundredth of a point."""
+    numbers = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", match[2])
+    return f' {match[1]}="{" ".join(numbers.split())}"'
 
 
 def _svg(figure: Any, salt: str) -> str:
@@ -130,7 +130,7 @@ def _svg(figure: Any, salt: str) -> str:
 
     text = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):  # the salt keeps names apart where figures share a page
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):  # the salt keeps element ids distinct if figures share a page
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
     return text.getvalue()
 
@@ -140,5 +140,5 @@ def _handle(entry: Stroke) -> Any:
     from matplotlib.patches import Patch
 
     if entry.filled:
-        return Patch(color=entry.colour, alpha=0.75, linewidth=0, label=entry.label)
+        return Patch(color=entry.color, alpha=0.75, linewidth=0, label=entry.label)
     return Line2D([], [], label=entry.label, **entry.line)

@@ -10,15 +10,15 @@ from ..rounding import ceil_text
 from .statistics import by_class, weakest
 from .tables import Certified, Paper, RunFacts, no_paper
 
-_PLAIN = "it saw each training image as it is"
-_NOISY = "it saw each training image together with {copies} noisy {copies_word} of it (noise σ = {sigma})"
+_PLAIN = "it saw the training images unchanged"
+_NOISY = "it saw each training image together with {copies} noisy {copies_word} (noise σ = {sigma})"
 _ATTACKED = "it saw each training image together with {copies} noisy {copies_word} of an attacked version (noise σ = {sigma})"
-_STABLE = " and was asked to answer all of them alike"
-_LARGE = " and was asked for a large certified radius"
-_AGREE = " and was asked that its answers to them agree"
-_OPEN = ", without any protection of privacy"
-_CLIPPED = "; gradients that are clipped, with noise added to them, protect privacy"
-_PSAC = "; gradients that are clipped adaptively (PSAC), with noise added to them, protect privacy"
+_STABLE = " and was trained to give all of them the same answer"
+_LARGE = " and was trained for a large certified radius"
+_AGREE = " and was trained to give consistent answers to them"
+_OPEN = ", without any privacy protection"
+_CLIPPED = "; clipped gradients with added noise protect privacy"
+_PSAC = "; adaptively clipped gradients (PSAC) with added noise protect privacy"
 METHOD_WORDS = {
     "regular": _PLAIN + _OPEN,
     "regular-gaussian": _NOISY + _OPEN,
@@ -43,24 +43,24 @@ _CLASSES = {
     "fashion-mnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
-HEADLINE_RADIUS = 0.25  # where the paper's Table 1 looks
-_MOST_SAID = 10.0  # beyond this epsilon a factor says nothing that a reader could use
+HEADLINE_RADIUS = 0.25  # the radius of the paper's Table 1
+_LARGEST_EXPLAINED_EPSILON = 10.0  # above it, e^epsilon is too large to mean anything to a reader
 
 
 def in_words(run: RunFacts, paper: Paper = no_paper) -> dict[str, str]:
-    """What a newcomer asks, and the answers."""
-    answers = {
-        "Trained": trained(run),
-        "Promised": promised(run),
-        "Robust": f"{accurate(run)} {robust(run)}",
-        "Fails": failing(run),
+    """The summary of a run: a topic and a few sentences each."""
+    topics = {
+        "Training": trained(run),
+        "Privacy": promised(run),
+        "Robustness": f"{accurate(run)} {robust(run)}",
+        "Failures": failing(run),
         "Compared": compared(run, paper),
     }
-    return {question: answer for question, answer in answers.items() if answer}
+    return {topic: text for topic, text in topics.items() if text}
 
 
 def run_names(runs: Sequence[RunFacts]) -> list[str]:
-    """A short name for each run that tells it from the others: the method, the data set, the folder, a number."""
+    """A short and unique name for each run: the method and, where needed, the data set, the folder or a number."""
     several = len({run.metrics["dataset"] for run in runs}) > 1
     names = [run.title if several or len(runs) == 1 else str(run.metrics["method"]) for run in runs]
     names = [run.path.name if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]
@@ -73,7 +73,7 @@ def run_names(runs: Sequence[RunFacts]) -> list[str]:
 
 
 def class_name(run: RunFacts, label: int) -> str:
-    """The class as a word where the data set is a public one with words for them."""
+    """The class label, with its name if the data set is a public one that has class names."""
     words = () if run.setting("data", "path") else _CLASSES.get(run.metrics["dataset"], ())
     return f"{label} ({words[label]})" if 0 <= label < len(words) else str(label)
 
@@ -82,8 +82,8 @@ def trained(run: RunFacts) -> str:
     """What was trained on what, and how."""
     name, dataset, copies = run.metrics["method"], run.metrics["dataset"], run.setting("method", "copies")
     data = dataset if run.setting("data", "path") else _DATASETS.get(dataset, dataset)
-    model = _MODELS.get(str(run.setting("model", "name")), "A model of one’s own")
-    how = METHOD_WORDS.get(name, "a combination of one's own (see the settings)").format(
+    model = _MODELS.get(str(run.setting("model", "name")), "A custom model")
+    how = METHOD_WORDS.get(name, "a custom combination (see the settings)").format(
         copies=copies, copies_word="copy" if copies == 1 else "copies", sigma=_plain(run.metrics.get("sigma_train"))
     )
     size = training_size(run)
@@ -92,7 +92,7 @@ def trained(run: RunFacts) -> str:
 
 
 def promised(run: RunFacts) -> str:
-    """What whoever is in the training set may rely on."""
+    """The privacy guarantee for the people in the training set."""
     privacy = run.metrics["privacy"]
     if not privacy["private"]:
         return f"Nothing is promised about the privacy of the training data (ε = ∞: {privacy['reason']})."
@@ -100,26 +100,27 @@ def promised(run: RunFacts) -> str:
     if isinstance(held_out, int) and held_out > 0:
         but = f" but the {held_out:,} records held out for validation, which it does not cover"
     epsilon = privacy["epsilon"]
-    factor = f" = {ceil_text(math.exp(epsilon), 1)}" if epsilon <= _MOST_SAID else ""
+    factor = f" = {ceil_text(math.exp(epsilon), 1)}" if epsilon <= _LARGEST_EXPLAINED_EPSILON else ""
     return (
-        f"Privacy is promised to every single image of the training data{but}: taking it out, or putting one in, makes no "
-        f"result likelier than e^ε{factor} times what it was plus δ (ε = {ceil_text(epsilon, 2)}, δ = {privacy['delta']:g}). "
-        "Someone who gave several images is protected less; test images are not covered."
+        f"Privacy is guaranteed for every single image of the training data{but}: removing it, or adding one, makes no "
+        f"result more likely than e^ε{factor} times its previous probability plus δ "
+        f"(ε = {ceil_text(epsilon, 2)}, δ = {privacy['delta']:g}). "
+        "Someone who contributed several images is protected less. Test images are not covered."
     )
 
 
 def accurate(run: RunFacts) -> str:
-    """How often the model is right on images nobody touched."""
+    """How often the model is correct on unmodified images."""
     clean = run.metrics["clean_accuracy"]
     return (
         "Its accuracy on the test set was not measured."
         if clean is None
-        else f"The network alone is right on {100 * clean:.2f} % of the test images."
+        else f"The network alone is correct on {100 * clean:.2f} % of the test images."
     )
 
 
 def robust(run: RunFacts) -> str:
-    """How far an attacker can go without changing the answer."""
+    """How much an image can change without changing the answer."""
     main = run.main
     if main is None:
         return "Its robustness was not certified."
@@ -129,10 +130,10 @@ def robust(run: RunFacts) -> str:
     text += f"{f['examples']:,} test images"
     if at is not None:
         text += (
-            f": {100 * at:.1f} % of them are answered rightly and certified to stay so however their pixels are changed, "
-            f"as long as the change is smaller than {HEADLINE_RADIUS} in L2 norm (pixels run from 0 to 1)"
+            f": {100 * at:.1f} % of them get the correct answer, and it is certified not to change for any change of "
+            f"the pixels smaller than {HEADLINE_RADIUS} in L2 norm (pixels are in [0, 1])"
         )
-    return f"{text}. The average certified radius, 0 where the answer is wrong or none, is {f['acr']:.3f}."
+    return f"{text}. The average certified radius is {f['acr']:.3f}, counting 0 if the answer is wrong or missing."
 
 
 def failing(run: RunFacts) -> str:
@@ -141,7 +142,7 @@ def failing(run: RunFacts) -> str:
     if main is None:
         return ""
     silent, wrong = int(main.abstained.sum()), int((~main.correct & ~main.abstained).sum())
-    text = f"Of the {len(main.rows):,} images {wrong:,} got a wrong answer and {silent:,} none."
+    text = f"Of the {len(main.rows):,} images, {wrong:,} got a wrong answer and {silent:,} got none."
     worst = weakest(by_class(main.rows, [HEADLINE_RADIUS]), HEADLINE_RADIUS)
     if worst is None or worst.certified[HEADLINE_RADIUS] == 1:
         return text
@@ -150,14 +151,14 @@ def failing(run: RunFacts) -> str:
     often = worst.mistaken_for[0] if worst.mistaken_for else (0, 0)
     taken = f", mostly taken for {class_name(run, often[0])}" if often[1] > 1 else ""
     return (
-        f"{text} At radius {HEADLINE_RADIUS} class {class_name(run, worst.label)} is the weakest: {certified} of "
-        f"{worst.images} are certified, {close} are right but nearer to a change of answer, {worst.wrong} wrong{taken}, "
+        f"{text} At radius {HEADLINE_RADIUS}, class {class_name(run, worst.label)} is the weakest: {certified} of "
+        f"{worst.images} are certified, {close} are correct with a smaller radius, {worst.wrong} wrong{taken}, "
         f"{worst.abstained} without an answer."
     )
 
 
 def compared(run: RunFacts, paper: Paper) -> str:
-    """What the paper prints for the same request; nothing where it prints nothing, or its figures were not asked for."""
+    """The paper's figures for the same request; empty if it has none or if they were not requested."""
     printed = None if run.main is None else paper(run, run.main)
     return "" if printed is None else printed.sentence
 
@@ -167,16 +168,18 @@ def how_they_hold(certified: Sequence[Certified]) -> str:
     alphas = sorted({float(c.figures["alpha"]) for c in certified})
     chance = " or ".join(f"{100 * (1 - alpha):.10g} %" for alpha in alphas)
     together = [c for c in certified if c.mark]
-    alone = f"Each certificate, taken singly, holds with probability at least {chance}; nothing is said of all of them at once."
+    alone = (
+        f"Each individual certificate holds with probability at least {chance}; this is not a bound for all of them at once."
+    )
     joint = f"All simultaneous certificates hold together with probability at least {chance}."
     return joint if len(together) == len(certified) else f"{alone} {joint}" if together else alone
 
 
 def where_it_ends(c: Certified) -> str:
-    """The largest radius these votes can give: the curve ends there whatever the model does."""
+    """The largest radius that this number of votes can certify: the curve ends there for every model."""
     f = c.figures
     most = ceil_text(largest_radius(f["n"], f.get("alpha_each", f["alpha"]), f["sigma"]), 3)
-    return f"{f['n']:,} votes with σ = {f['sigma']:g} cannot certify more than {most}, however robust the model"
+    return f"{f['n']:,} votes with σ = {f['sigma']:g} cannot certify more than {most}, however robust the model is"
 
 
 def training_size(run: RunFacts) -> int | None:
@@ -187,7 +190,7 @@ def training_size(run: RunFacts) -> int | None:
 
 
 def differing_settings(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
-    """The config keys that are not the same in all runs, with each run's value."""
+    """The config keys whose values differ between the runs, with each run's value."""
     flat = [
         {f"{section}.{key}": value for section, table in run.settings.items() for key, value in table.items()} for run in runs
     ]
