@@ -475,7 +475,7 @@ def test_damaged_rows_are_refused_with_the_command_that_makes_them(complete, tmp
     ):
         (run / name).write_text(damaged)
         message = refused(run)
-        assert name in message and f"run {command} again" in message
+        assert name in message and f"rerun {command}" in message
 
 
 def text_of_last(whole: str) -> str:

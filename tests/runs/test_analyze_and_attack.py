@@ -150,7 +150,7 @@ def test_another_request_model_or_certificate_is_refused(run, capsys):
 def test_certificates_of_another_model_or_other_images_are_refused(run, capsys):
     sidecar = run / "certificates-sigma0.50.json"
     facts = read_checked_json(sidecar, what="", remedy="")
-    for name, word in (("model_sha256", "another model"), ("images_sha256", "other images")):
+    for name, word in (("model_sha256", "a different model"), ("images_sha256", "different images")):
         write_checked_json(sidecar, {**facts, name: "0" * 64})
         assert word in refused(capsys, "analyze", run)
         assert word in refused(capsys, "attack", run, "--smoothed")
