@@ -122,7 +122,7 @@ BAD = {
     "one class": (one_class, "has only one class folder .ant.; it must contain a folder of images for each of at least 2"),
     "a class without images": (
         lambda root: [file.unlink() for file in (root / "train/cat").iterdir()],
-        "train/cat holds no images",
+        "train/cat contains no images",
     ),
     "truncated": (truncated, "3.png is not a readable PNG or JPEG image"),
     "not a picture": (lambda root: (root / "train/ant/9.png").write_text("no"), "9.png is not a readable PNG"),
@@ -149,10 +149,7 @@ BAD = {
     "a pipe": (lambda root: os.mkfifo(root / "train/ant/9.png"), "9.png is not a regular file"),
     "a folder called .png": (lambda root: (root / "train/ant/9.png").mkdir(), "9.png is not a regular file"),
     "a broken link": (lambda root: (root / "train/ant/9.png").symlink_to("nowhere"), "9.png cannot be read"),
-    "a bomb": (
-        lambda root: (root / "train/ant/9.png").write_bytes(bomb(60_000, 60_000)),
-        "9.png has more than 4194304 numbers",
-    ),
+    "a bomb": (lambda root: (root / "train/ant/9.png").write_bytes(bomb(60_000, 60_000)), "9.png has more than 4194304 values"),
     "a large picture": (
         lambda root: (root / "train/ant/9.png").write_bytes(bomb(4096, 2048)),
         "9.png is 4096 x 2048, more than",

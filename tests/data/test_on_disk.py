@@ -202,7 +202,9 @@ def test_compressed_arrays_that_do_not_fit_are_refused_with_the_remedy(tmp_path,
     content = arrays(count=400)
     monkeypatch.setattr(module, "available_memory", lambda: 20_000)
     packed = save_npz(tmp_path, content, np.savez_compressed)
-    with pytest.raises(DataError, match="GiB are available; save it uncompressed with numpy.savez, which is read from disk"):
+    with pytest.raises(
+        DataError, match="GiB are available; save it uncompressed with numpy.savez, so that it is read from disk"
+    ):
         read_npz(packed)
     assert len(read_npz(save_npz(tmp_path, content)).x_train) == 400
     column = content | {"x_train": np.asfortranarray(content["x_train"])}

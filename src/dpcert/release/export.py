@@ -71,7 +71,7 @@ def _require_finished(directory: RunDirectory) -> None:
     parts = (directory.ledger, directory.model, directory.metrics)
     finished = all(file.is_file() for file in parts) and Ledger.load(directory.ledger).is_closed
     if not finished or directory.key.exists():
-        raise RunError(f"{directory.path} is not finished; export it after resuming it with: {directory.command_to_resume}")
+        raise RunError(f"{directory.path} is not finished; resume it with: {directory.command_to_resume}, then export it")
 
 
 def _content(evidence: Evidence, proved: set[str], paper: Paper) -> dict[str, bytes]:

@@ -92,7 +92,7 @@ def require_known_format(origin: Path | str, stated: Any) -> None:
     """Raise unless this version can read the format of a file."""
     if stated != FORMAT:
         raise RunError(
-            f"{origin} has the format {shown(stated)}, this version reads {FORMAT!r}; upgrade to a newer version of dpcert"
+            f"{origin} has the format {shown(stated)}, this version reads {FORMAT!r}; it is from a newer version, upgrade"
         )
 
 
