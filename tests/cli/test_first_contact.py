@@ -82,7 +82,7 @@ def test_a_bundle_is_named_as_such_and_the_remedy_works(finished, tmp_path, caps
         assert call(words[0], bundle, *words[1:]) == 2
         told = capsys.readouterr().err
         assert "is a bundle (dpcert export)" in told and told.count("\n") == 1
-    remedy = shlex.split(told.strip().split("checks it: ")[1])
+    remedy = shlex.split(told.strip().split("check the bundle: ")[1])
     assert remedy[0] == "dpcert" and call(*remedy[1:]) == 0
     (tmp_path / "text").write_text("no archive")
     assert call("report", tmp_path / "text") == 2 and "is a file, must be a run directory" in capsys.readouterr().err

@@ -119,10 +119,10 @@ def bomb(width, height):
 
 
 BAD = {
-    "one class": (one_class, "holds one class folder .ant.; it must hold a folder of images for each of at least 2"),
+    "one class": (one_class, "has only one class folder .ant.; it must contain a folder of images for each of at least 2"),
     "a class without images": (
         lambda root: [file.unlink() for file in (root / "train/cat").iterdir()],
-        "train/cat holds no images",
+        "train/cat contains no images",
     ),
     "truncated": (truncated, "3.png is not a readable PNG or JPEG image"),
     "not a picture": (lambda root: (root / "train/ant/9.png").write_text("no"), "9.png is not a readable PNG"),
@@ -145,19 +145,16 @@ BAD = {
         "train has the class 'dog', .*test does not",
     ),
     "another kind of file": (lambda root: (root / "train/ant/a.webp").write_text("x"), "a.webp is not a .png, .jpg or .jpeg"),
-    "outside the classes": (lambda root: save(root / "train/9.png", picture(1)), "9.png is in no class folder"),
-    "a pipe": (lambda root: os.mkfifo(root / "train/ant/9.png"), "9.png is not an ordinary file"),
-    "a folder called .png": (lambda root: (root / "train/ant/9.png").mkdir(), "9.png is not an ordinary file"),
+    "outside the classes": (lambda root: save(root / "train/9.png", picture(1)), "9.png is not in a class folder"),
+    "a pipe": (lambda root: os.mkfifo(root / "train/ant/9.png"), "9.png is not a regular file"),
+    "a folder called .png": (lambda root: (root / "train/ant/9.png").mkdir(), "9.png is not a regular file"),
     "a broken link": (lambda root: (root / "train/ant/9.png").symlink_to("nowhere"), "9.png cannot be read"),
-    "a bomb": (
-        lambda root: (root / "train/ant/9.png").write_bytes(bomb(60_000, 60_000)),
-        "9.png has more than 4194304 numbers",
-    ),
+    "a bomb": (lambda root: (root / "train/ant/9.png").write_bytes(bomb(60_000, 60_000)), "9.png has more than 4194304 values"),
     "a large picture": (
         lambda root: (root / "train/ant/9.png").write_bytes(bomb(4096, 2048)),
         "9.png is 4096 x 2048, more than",
     ),
-    "no train": (lambda root: (root / "train").rename(root / "training"), "has no folder train; it must hold train/CLASS"),
+    "no train": (lambda root: (root / "train").rename(root / "training"), "has no folder train; it must contain train/CLASS"),
     "no test": (lambda root: (root / "test").rename(root / "testing"), "has no folder test"),
 }
 

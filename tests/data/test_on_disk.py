@@ -202,11 +202,13 @@ def test_compressed_arrays_that_do_not_fit_are_refused_with_the_remedy(tmp_path,
     content = arrays(count=400)
     monkeypatch.setattr(module, "available_memory", lambda: 20_000)
     packed = save_npz(tmp_path, content, np.savez_compressed)
-    with pytest.raises(DataError, match="GiB are available; save it uncompressed with numpy.savez, which is read from disk"):
+    with pytest.raises(
+        DataError, match="GiB are available; save it uncompressed with numpy.savez, so that it is read from disk"
+    ):
         read_npz(packed)
     assert len(read_npz(save_npz(tmp_path, content)).x_train) == 400
     column = content | {"x_train": np.asfortranarray(content["x_train"])}
-    with pytest.raises(DataError, match="column order; save numpy.ascontiguousarray"):
+    with pytest.raises(DataError, match="column-major order; convert it with numpy.ascontiguousarray"):
         read_npz(save_npz(tmp_path, column))
 
 
@@ -229,7 +231,7 @@ def test_damage_is_seen_when_the_file_is_opened(tmp_path, nothing_in_memory):
             read_npz(path)
     folder = save_npy(tmp_path, arrays())
     truncate(folder / "x_train.npy")
-    with pytest.raises(DataError, match="x_train.npy holds .* bytes after its header"):
+    with pytest.raises(DataError, match="x_train.npy has .* bytes after its header"):
         read_custom(folder)
 
 
@@ -238,20 +240,20 @@ def test_values_out_of_range_are_named_by_their_record(tmp_path, nothing_in_memo
     monkeypatch.setattr(lazy, "CHUNK_BYTES", 4 * 90 * 7)
     content = arrays("float32")
     content["x_train"][31, 1, 2, 3] = bad
-    with pytest.raises(DataError, match=f"x_train record 31 holds the value {bad:g}"):
+    with pytest.raises(DataError, match=f"x_train record 31 contains the value {bad:g}"):
         read_npz(save_npz(tmp_path, content))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda folder: (folder / "y_test.npy").unlink(), "holds x_train.npy but no y_test.npy"),
+        (lambda folder: (folder / "y_test.npy").unlink(), "has x_train.npy but no y_test.npy"),
         (lambda folder: (folder / "train").mkdir(), "both .npy arrays and a folder train"),
         (lambda folder: np.save(folder / "x_train.npy", np.zeros((COUNT, 6, 5, 3), np.uint8)), "transpose"),
         (lambda folder: np.save(folder / "x_train.npy", np.zeros((COUNT, 3, 6, 5), np.int32)), "must be uint8 or floats"),
         (lambda folder: np.save(folder / "y_train.npy", np.array([{}] * COUNT, dtype=object)), "y_train.npy"),
-        (lambda folder: ((folder / "x_test.npy").unlink(), os.mkfifo(folder / "x_test.npy")), "is not an ordinary file"),
-        (lambda folder: ((folder / "x_test.npy").unlink(), (folder / "x_test.npy").mkdir()), "is not an ordinary file"),
+        (lambda folder: ((folder / "x_test.npy").unlink(), os.mkfifo(folder / "x_test.npy")), "is not a regular file"),
+        (lambda folder: ((folder / "x_test.npy").unlink(), (folder / "x_test.npy").mkdir()), "is not a regular file"),
     ],
 )
 @pytest.mark.timeout(30)

@@ -80,7 +80,7 @@ def test_cifar_binary_is_read():
     for bad, words in ((table.tobytes(), "label 10"), (table.tobytes()[:-1], "whole number"), (b"", "whole number")):
         with pytest.raises(DataError, match=words):
             cifar.parse_batch(bad, "x", records=5)
-    with pytest.raises(DataError, match="holds 5 records"):
+    with pytest.raises(DataError, match="has 5 records"):
         cifar.parse_batch(table.tobytes(), "x")
 
 
@@ -200,14 +200,14 @@ def arrays(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"x_train": np.full((4, 8, 8), 1.5, np.float32)}, r"record 0 holds the value 1.5, pixels must be in \[0, 1\]"),
-        ({"x_train": np.full((4, 8, 8), np.nan, np.float32)}, "record 0 holds the value nan"),
+        ({"x_train": np.full((4, 8, 8), 1.5, np.float32)}, r"record 0 contains the value 1.5, pixels must be in \[0, 1\]"),
+        ({"x_train": np.full((4, 8, 8), np.nan, np.float32)}, "record 0 contains the value nan"),
         ({"x_test": np.full((2, 8, 8), -0.1, np.float32)}, "x_test record 0"),
         ({"x_train": np.zeros((4, 8, 8), np.int32)}, "must be uint8 or floats"),
         ({"x_train": np.zeros((4, 8))}, "has shape"),
         ({"x_train": np.zeros((0, 8, 8))}, "not empty"),
         ({"y_train": np.array([0, 1])}, "one label for each of the 4 images"),
-        ({"y_train": np.array([0.0, 1.0, 0.0, 1.0])}, "whole numbers"),
+        ({"y_train": np.array([0.0, 1.0, 0.0, 1.0])}, "must be integers"),
         ({"y_train": np.array([0, -1, 0, 1])}, "label -1"),
         ({"y_test": np.array([0, 5]), "classes": 3}, "record 1 has the label 5, labels must be in 0..2"),
         ({"x_test": np.zeros((2, 9, 8), np.float32)}, "they must agree"),
@@ -258,7 +258,7 @@ def test_the_first_records_are_held_out_for_validation():
     data = Dataset(**arrays(), size=4).holding_out(2)
     assert len(data.x_train) == 2 and len(data.x_validation) == 2 and data.held_out == 2 and data.size == 2
     assert data.y_validation.tolist() == [0, 1] and data.y_train.tolist() == [2, 1]
-    with pytest.raises(DataError, match="leave some records"):
+    with pytest.raises(DataError, match="leave at least one record"):
         Dataset(**arrays()).holding_out(4)
 
 

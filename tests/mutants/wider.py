@@ -86,8 +86,8 @@ WIDER = [
     ),
     Mutant(
         "runs/analyze.py",
-        "own, predict = certified.rows[index], int(found.predict[place])",
-        "own, predict = list(certified.rows.values())[place - 1], int(found.predict[place])",
+        "certificate, predict = certified.rows[index], int(metrics.predict[place])",
+        "certificate, predict = list(certified.rows.values())[place - 1], int(metrics.predict[place])",
         (f"{OWN_RUN}::test_each_row_is_about_its_own_image",),
         "metrics stand beside the certificate of another image",
     ),
@@ -623,8 +623,8 @@ WIDER = [
     ),
     Mutant(
         "pretraining/images.py",
-        "keep = np.array([digest not in listed for digest in found])",
-        "keep = np.array([True for digest in found])",
+        "keep = np.array([digest not in listed for digest in image_digests])",
+        "keep = np.array([True for digest in image_digests])",
         (f"{PRETRAIN}::test_near_duplicates_of_cifar10_are_left_out",),
         "near-duplicates of the private set are trained on",
     ),

@@ -80,7 +80,7 @@ def test_another_request_does_not_touch_the_checkpoint(tmp_path, monkeypatch):
     before = checkpoint.read_bytes()
     with pytest.raises(RunError, match="other settings or data \\(epochs 2, now 3\\)"):
         pretrain(data, out, replace(SMALL, epochs=3), about=ABOUT)
-    with pytest.raises(RunError, match="other images"):
+    with pytest.raises(RunError, match="different images"):
         pretrain(data, out, SMALL, about={**ABOUT, "data_sha256": "1" * 64})
     assert checkpoint.read_bytes() == before
     checkpoint.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
@@ -148,11 +148,11 @@ def test_a_private_set_is_refused_even_shuffled_and_in_part(tmp_path, capsys):
     x = np.rint(mnist.x_train.numpy()[order] * 255).astype(np.uint8)
     path = tmp_path / "mine.npz"
     np.savez(path, x=x, y=mnist.y_train.numpy()[order])
-    with pytest.raises(DataError, match="holds images of mnist, which is a private data set here"):
+    with pytest.raises(DataError, match="contains images of mnist, which dpcert treats as private data"):
         load_public(path, private_sketches())
     with pytest.raises(SystemExit) as stopped:
         main(["pretrain", "--data", str(path), "--out", str(tmp_path / "w.safetensors")])
-    assert stopped.value.code == 2 and "holds images of mnist" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "contains images of mnist" in capsys.readouterr().err
     assert not (tmp_path / "w.safetensors").exists()
 
 
@@ -173,8 +173,8 @@ def test_the_committed_list_is_what_it_says():
     [
         ({"x": np.zeros((120, 16, 16, 3), np.uint8)}, "must be uint8 \\[n, 1 or 3, height, width\\]"),
         ({"x": np.zeros((120, 3, 16, 16), np.float32)}, "must be uint8"),
-        ({"y": np.zeros(119, np.int64)}, "y must be a whole number for each of the 120 images"),
-        ({"y": np.full(120, -1)}, "y holds -1 to -1"),
+        ({"y": np.zeros(119, np.int64)}, "y must have an integer for each of the 120 images"),
+        ({"y": np.full(120, -1)}, "y has values -1 to -1"),
         ({"source": np.zeros(120, np.float32)}, "source must be a whole number"),
         ({"y": None}, "has no array 'y'"),
     ],
@@ -228,7 +228,7 @@ def test_a_folder_of_pictures_is_read_as_the_same_arrays_are(tmp_path, below):
     assert np.array_equal(found.images, expected.images) and found.labels.tolist() == expected.labels.tolist()
     assert found.classes == expected.classes == (2,) and found.sketch == expected.sketch
     assert digests(found.images)[0] in found.sketch
-    with pytest.raises(DataError, match="holds images of zoo, which is a private data set"):
+    with pytest.raises(DataError, match="contains images of zoo, which dpcert treats as private data"):
         load_public(tmp_path / "public", {"zoo": expected.sketch})
     (tmp_path / "public" / below / "class-1" / "9.png").write_bytes(b"no")
     with pytest.raises(DataError, match="9.png is not a readable PNG"):

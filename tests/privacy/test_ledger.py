@@ -69,7 +69,7 @@ def test_a_cut_is_seen_by_the_chain_or_by_the_missing_end(tmp_path):
     shorter = Ledger.load(path)
     assert not shorter.is_closed and not shorter.contains(ledger.head)
     path.write_text("".join(lines)[:-9])
-    with pytest.raises(LedgerError, match="cut off"):
+    with pytest.raises(LedgerError, match="truncated"):
         Ledger.load(path)
     path.write_text("")
     with pytest.raises(LedgerError):

@@ -147,7 +147,7 @@ def test_a_report_shows_no_other_promise_than_ledger_and_model_hold(change, run,
     edit_json(run / "metrics.json", lambda metrics: metrics["privacy"].update(change))
     for command in ("report", "attack", "analyze"):
         assert call(*commands(run)[command]) == 2
-        assert "states another" in capsys.readouterr().err
+        assert "states a different" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ samples and attacks, edited with checksums that fit

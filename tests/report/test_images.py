@@ -51,7 +51,7 @@ def test_other_images_are_not_shown(run, tmp_path, capsys):
     finally:
         data.write_bytes(original)
     page = (tmp_path / "page.html").read_text()
-    assert "<img" not in page and "No pictures: the file of the data set is not where config.toml says." in page
+    assert "<img" not in page and "No pictures: the data file is not at the path in config.toml." in page
     assert 'data-group="most-robust"' in page  # the rows are shown all the same
 
 
@@ -59,7 +59,7 @@ def test_certificates_that_do_not_say_of_what_show_no_image(run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     (copy / ROWS).with_suffix(".json").write_text("{}")
-    assert TestImages().of(copy, ROWS) == (None, "the file beside the certificates does not tell which images were certified")
+    assert TestImages().of(copy, ROWS) == (None, "the sidecar of the certificates does not record which images were certified")
 
 
 def test_nothing_is_downloaded(run, tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_nothing_is_downloaded(run, tmp_path, monkeypatch):
     monkeypatch.setenv("DPCERT_DATA", str(tmp_path / "empty"))
     monkeypatch.setattr("dpcert.runs.images.missing_files", lambda source: list(source.digests))
     monkeypatch.setattr("dpcert.data.fetch.download", lambda *a, **k: pytest.fail("a report must not download"))
-    assert TestImages().of(copy, ROWS) == (None, "the data set is not on this machine (dpcert data fetch brings it)")
+    assert TestImages().of(copy, ROWS) == (None, "the data set is not on this machine (download it with dpcert data fetch)")
 
 
 def test_held_out_records_are_never_examples(run, tmp_path):

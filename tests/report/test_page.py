@@ -452,11 +452,11 @@ def test_what_is_not_a_finished_run_is_refused(copied, tmp_path):
 def test_a_run_from_a_newer_version_is_refused(copied):
     data = (copied / "model.safetensors").read_bytes()
     (copied / "model.safetensors").write_bytes(data.replace(b'"format":"dpcert-1"', b'"format":"dpcert-2"'))
-    assert "has the format 'dpcert-2', this version reads 'dpcert-1': made by a newer version" in refused(copied)
+    assert "has the format 'dpcert-2', this version reads 'dpcert-1'; it is from a newer version" in refused(copied)
     (copied / "model.safetensors").write_bytes(data)
     metrics = json.loads((copied / "metrics.json").read_text())
     write_checked_json(copied / "metrics.json", {**metrics, "format": "dpcert-2", "certification": {"by": "sigma"}})
-    assert "made by a newer version" in refused(copied)
+    assert "it is from a newer version" in refused(copied)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_damaged_rows_are_refused_with_the_command_that_makes_them(complete, tmp
     ):
         (run / name).write_text(damaged)
         message = refused(run)
-        assert name in message and f"run {command} again" in message
+        assert name in message and f"rerun {command}" in message
 
 
 def text_of_last(whole: str) -> str:

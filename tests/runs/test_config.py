@@ -46,7 +46,7 @@ def test_a_slip_of_the_fingers_is_answered_with_the_name_that_was_meant():
         resolve("mnist/dp-gausian", {})
     with pytest.raises(ConfigError, match="did you mean dp-macer\\?"):
         resolve("mnist/dpsgd", {"method.name": "dp-macr"}).build_method()
-    with pytest.raises(ConfigError, match="'zzz' is unknown; dpcert presets"):
+    with pytest.raises(ConfigError, match="'zzz' is unknown; list them with dpcert presets"):
         resolve("zzz", {})
 
 

@@ -98,7 +98,7 @@ def test_a_named_model_and_data_set_need_neither():
     ("name", "words"),
     [
         ("tests.runs.own_models", "must be package.module:factory"),
-        ("no.such.module:factory", "no module 'no'"),
+        ("no.such.module:factory", "module 'no' was not found"),
         ("tests.runs.own_models:nothing", "no attribute 'nothing'"),
         ("tests.runs.own_models:not_callable", "is a int, must be a function"),
     ],
@@ -113,7 +113,7 @@ def test_a_module_that_raises_when_imported(tmp_path, monkeypatch):
     (tmp_path / "raises_at_import.py").write_text("raise SystemError('broken\\nmodule')\n")
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    with pytest.raises(ModelError, match="importing it failed: SystemError: broken module"):
+    with pytest.raises(ModelError, match="the import failed: SystemError: broken module"):
         import_factory("raises_at_import:factory")
     assert sys.path == before
 
@@ -196,7 +196,7 @@ def test_data_given_in_python_are_asked_for(tmp_path, capsys):
     data = dpcert.Dataset(**arrays(2), size=120, classes=5)
     dpcert.train("linear", data, "dp-gaussian", epochs=1, batch_size=40, out=tmp_path / "run")
     assert call("certify", tmp_path / "run", "--n", 60, "--examples", 4) == 2
-    assert "give them again: --data FILE.npz" in capsys.readouterr().err
+    assert "pass it again: --data FILE.npz" in capsys.readouterr().err
     np.savez(tmp_path / "same.npz", **arrays(2))
     assert call("certify", tmp_path / "run", "--n", 60, "--examples", 4, "--data", tmp_path / "same.npz") == 0
 

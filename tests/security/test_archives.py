@@ -282,7 +282,7 @@ def test_hostile_members_of_the_cifar_archive_are_refused(small_batches, tmp_pat
     }
 
     def refused(data: bytes) -> None:
-        with pytest.raises(DataError, match="not the archive"):
+        with pytest.raises(DataError, match="did not send a valid archive"):
             small_batches(data)
 
     for data in packed.values():

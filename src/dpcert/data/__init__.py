@@ -1,1 +1,1 @@
-"""Data sets: readers that check everything, and the places where files are looked for."""
+"""Data sets: strict readers, and the folders that are searched for files."""

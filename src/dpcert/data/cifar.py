@@ -13,7 +13,7 @@ RECORD_BYTES = 1 + 3 * 32 * 32
 BATCH_RECORDS = 10_000
 _PADDING_BYTES = 1 << 16
 CLASSES = 10
-_ORDINARY = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 def parse_batch(data: bytes, name: str, records: int | None = 10_000) -> tuple[np.ndarray, np.ndarray]:
@@ -22,22 +22,22 @@ def parse_batch(data: bytes, name: str, records: int | None = 10_000) -> tuple[n
         raise DataError(f"{name} has {len(data)} bytes, not a whole number of {RECORD_BYTES}-byte records; it is damaged")
     table = np.frombuffer(data, dtype=np.uint8).reshape(-1, RECORD_BYTES)
     if records is not None and len(table) != records:
-        raise DataError(f"{name} holds {len(table)} records, {records} are expected")
+        raise DataError(f"{name} has {len(table)} records, expected {records}; it is damaged")
     labels = table[:, 0]
     if labels.max() >= CLASSES:
-        raise DataError(f"{name} holds the label {labels.max()}, CIFAR-10 has labels 0..{CLASSES - 1}; it is damaged")
+        raise DataError(f"{name} contains the label {labels.max()}, CIFAR-10 has labels 0..{CLASSES - 1}; it is damaged")
     return table[:, 1:].reshape(-1, 3, 32, 32), labels
 
 
 class Stream(Protocol):
-    """Bytes that come one after the other."""
+    """A readable stream of bytes."""
 
     def read(self, size: int) -> bytes:
-        """At most `size` more bytes; none at the end."""
+        """Read at most `size` bytes; empty at the end."""
 
 
 class _Capped:
-    """A stream that ends with an error where more comes out than the archive can honestly hold."""
+    """A stream that raises an error if it yields more bytes than a valid archive can contain."""
 
     def __init__(self, file: Stream, most: int) -> None:
         self._file, self._left = file, most
@@ -46,15 +46,15 @@ class _Capped:
         data = self._file.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise DataError("it unpacks to more than the files it is said to hold")
+            raise DataError("it unpacks to more bytes than its files have")
         return data
 
 
 def archive_members(unpacked: Stream, folder: str, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """The batch files of the official archive (a tar, already unzipped), read in passing; nothing is ever extracted.
+    """Stream the batch files of the official archive (a decompressed tar); nothing is extracted to disk.
 
-    A wanted name that is not an ordinary file of the right size in `folder`, or that comes twice, is refused; all else is
-    skipped. The whole stream is capped, headers included.
+    A wanted name that is not a regular file of the right size in `folder`, or that occurs twice, is refused; other members
+    are skipped. The size of the whole stream is limited, including headers.
     """
     size, seen = BATCH_RECORDS * RECORD_BYTES, set()
     capped = _Capped(unpacked, (len(names) + 1) * size + _PADDING_BYTES)
@@ -63,8 +63,8 @@ def archive_members(unpacked: Stream, folder: str, names: Collection[str]) -> It
             name = PurePosixPath(member.name).name
             if name not in names:
                 continue
-            if member.name != f"{folder}/{name}" or member.type not in _ORDINARY or member.size != size or name in seen:
-                raise DataError(f"its member {member.name[:120]!r} is not the file of that name, or is there twice")
+            if member.name != f"{folder}/{name}" or member.type not in _REGULAR or member.size != size or name in seen:
+                raise DataError(f"its member {member.name[:120]!r} is not the expected file, or occurs twice")
             seen.add(name)
             file = tar.extractfile(member)
             assert file is not None

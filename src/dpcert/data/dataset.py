@@ -1,4 +1,4 @@
-"""The data set: images in [0, 1], labels 0..classes-1, checked once; and the ways to read one of your own."""
+"""The data set: images in [0, 1], labels 0..classes-1, checked once; and readers for custom data."""
 
 import mmap
 import warnings
@@ -20,7 +20,7 @@ from .images import Images, RowsInMemory, chunks, rows_between
 from .memory import available_memory
 
 LARGEST_IMAGE = shapes.LARGEST_IMAGE
-LARGEST_IN_MEMORY = 1 << 30  # bytes: a larger array stays on disk even where memory would do
+LARGEST_IN_MEMORY = 1 << 30  # bytes: a larger array stays on disk even if it would fit in memory
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _IMAGE_ARRAYS = ("x_train", "x_test")
 _LAYOUTS = "train/CLASS/*.png and test/CLASS/*.png, or x_train.npy y_train.npy x_test.npy y_test.npy"
@@ -30,11 +30,11 @@ _LAYOUTS = "train/CLASS/*.png and test/CLASS/*.png, or x_train.npy y_train.npy x
 class Dataset:
     """Images ``[n, channels, height, width]`` (float32 in [0, 1]) and labels, for training and for testing.
 
-    Takes NumPy arrays or tensors; images ``[n, h, w]`` or ``[n, c, h, w]``, uint8 or floats in [0, 1]. Images that come as
-    uint8 stay so, and so do arrays of ``numpy.load(..., mmap_mode="r")`` stay on disk: ``x_train`` and ``x_test`` are then
-    read-only tensors whose rows are read, and divided by 255, when they are taken (see `images`).
-    `size` is the public number of training records, `classes` the public number of classes; where they are not given they
-    are read off the data, and the privacy statement says that they are treated as public.
+    Accepts NumPy arrays or tensors; images ``[n, h, w]`` or ``[n, c, h, w]``, uint8 or floats in [0, 1]. Images given as
+    uint8 are stored as uint8, and arrays from ``numpy.load(..., mmap_mode="r")`` stay on disk: ``x_train`` and ``x_test`` are
+    then read-only tensors whose rows are read, and divided by 255 if uint8, on access (see `images`).
+    `size` is the public number of training records, `classes` the public number of classes. By default they are computed
+    from the data, and the privacy statement says that they are treated as public.
     """
 
     x_train: Any
@@ -73,16 +73,16 @@ class Dataset:
         return channels, height, width
 
     def holding_out(self, records: int) -> "Dataset":
-        """The same data with the first `records` training records set aside for validation.
+        """The same data with the first `records` training records held out for validation.
 
-        By place, so that one record more or less behind them changes the training set by that record alone: records spaced
-        over the whole set would all move, and epsilon is about one. The public size shrinks with the training set; the
-        statement says that these records are not covered.
+        They are chosen by position, so that adding or removing a later record changes the training set by that record only.
+        Evenly spaced records would all shift, but epsilon covers a change of one record. The public size shrinks with the
+        training set; the statement says that the held-out records are not covered.
         """
         if records == 0:
             return self
         most = len(self.x_train) - 1
-        integer_in("data.validation", records, 1, most, remedy="leave some records to train on", error=DataError)
+        integer_in("data.validation", records, 1, most, remedy="leave at least one record to train on", error=DataError)
         return Dataset(
             rows_between(self.x_train, records, len(self.x_train)),
             self.y_train[records:],
@@ -108,20 +108,20 @@ class RowsOnDisk:
         self._array, self.shape = array, shape
 
     def take(self, indices: np.ndarray) -> Tensor:
-        """The rows as torch knows their numbers."""
+        """The rows in a dtype that torch supports."""
         return torch.from_numpy(_native(self._array.rows(indices))).reshape(len(indices), *self.shape[1:])
 
 
 def _images(name: str, images: Any) -> Tensor:
-    if isinstance(images, Images):  # checked when it was made
+    if isinstance(images, Images):  # checked when it was created
         return images
     if isinstance(images, np.memmap):
         images = _unmapped(name, images)
     if isinstance(images, arrays.ArrayOnDisk):
         shape = _image_shape(name, images.shape)
         _require_image_dtype(name, images.dtype.kind == "f", str(images.dtype))
-        found = Images(RowsOnDisk(images, shape))
-        return found if images.dtype == np.uint8 else _in_range(name, found)
+        on_disk = Images(RowsOnDisk(images, shape))
+        return on_disk if images.dtype == np.uint8 else _in_range(name, on_disk)
     tensor = _as_tensor(images)
     tensor = tensor.reshape(_image_shape(name, tuple(tensor.shape)))
     if tensor.dtype == torch.uint8:
@@ -132,14 +132,14 @@ def _images(name: str, images: Any) -> Tensor:
 
 def _as_tensor(images: Any) -> Tensor:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody here writes
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is never written to
         return torch.as_tensor(images)
 
 
 def _unmapped(name: str, images: np.memmap) -> Any:
-    """The same array, read by offset or copied: who reads a mapped file dies with it when it is truncated."""
+    """The same array, read by offset or copied: if a mapped file is truncated, reading it kills the process."""
     if not (isinstance(images.base, mmap.mmap) and images.mode in ("r", "r+") and images.filename is not None):
-        return np.array(images)  # a part of a mapped array, or one that may differ from its file
+        return np.array(images)  # part of a mapped array, or possibly different from its file
     if not images.flags.c_contiguous:
         return np.array(images)
     with Path(images.filename).open("rb") as file:
@@ -147,7 +147,7 @@ def _unmapped(name: str, images: np.memmap) -> Any:
 
 
 def _image_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """``[n, channels, height, width]``; a missing dimension is that of the channels."""
+    """``[n, channels, height, width]``; a missing dimension is the channels."""
     full = (shape[0], 1, *shape[1:]) if len(shape) == 3 else shape
     if len(full) != 4 or 0 in full:
         raise DataError(f"{name} has shape {list(shape)}, must be [n, h, w] or [n, channels, h, w] and not empty")
@@ -162,15 +162,15 @@ def _require_image_dtype(name: str, is_float: bool, dtype: str) -> None:
 
 
 def _in_range(name: str, images: Tensor) -> Tensor:
-    """`images`, if every pixel is in [0, 1]; a part at a time."""
+    """Return `images` if every pixel is in [0, 1]; checks a chunk at a time."""
     first = 0
     for rows in chunks(images):
-        bad = ~((rows >= 0.0) & (rows <= 1.0))  # NaN is neither
+        bad = ~((rows >= 0.0) & (rows <= 1.0))  # also true for NaN
         if bool(bad.any()):
             record = int(bad.flatten(1).any(1).nonzero()[0])
             value = float(rows[record][bad[record]][0])
             raise DataError(
-                f"{name} record {first + record} holds the value {value:g}, pixels must be in [0, 1]; rescale the images"
+                f"{name} record {first + record} contains the value {value:g}, pixels must be in [0, 1]; rescale the images"
             )
         first += len(rows)
     return images
@@ -181,7 +181,7 @@ def _labels(name: str, labels: Any, count: int, classes: int | None) -> Tensor:
     if tensor.ndim != 1 or len(tensor) != count:
         raise DataError(f"{name} has shape {list(tensor.shape)}, must be one label for each of the {count} images")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise DataError(f"{name} is {tensor.dtype}, labels must be whole numbers")
+        raise DataError(f"{name} is {tensor.dtype}, labels must be integers")
     tensor = tensor.long()
     bad = (tensor < 0) if classes is None else (tensor < 0) | (tensor >= classes)
     if bool(bad.any()):
@@ -195,10 +195,10 @@ def _labels(name: str, labels: Any, count: int, classes: int | None) -> Tensor:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Numbers as torch knows them: bytes, whole numbers or float32, in this machine's byte order."""
+    """Convert to a dtype that torch supports: uint8, int64 or float32, in native byte order."""
     if array.dtype == np.uint8:
         return array
-    with np.errstate(over="ignore"):  # what becomes infinite is refused by its record
+    with np.errstate(over="ignore"):  # infinities are refused later, with the record
         return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
@@ -206,18 +206,18 @@ def read_custom(path: Path, *, size: int | None = None, classes: int | None = No
     """Custom data: an .npz file, a folder of .npy files, or a folder of pictures."""
     if not exists(path) or not path.is_dir():
         return read_npz(path, size=size, classes=classes)
-    if _holds_arrays(path):
+    if _has_arrays(path):
         limits = _limits()
-        found = {name: arrays.open_npy(path / f"{name}.npy", limits, on_disk=name in _IMAGE_ARRAYS) for name in _ARRAYS}
-        return _of_arrays(found, path, size, classes)
+        loaded = {name: arrays.open_npy(path / f"{name}.npy", limits, on_disk=name in _IMAGE_ARRAYS) for name in _ARRAYS}
+        return _of_arrays(loaded, path, size, classes)
     train, test = _listings(path)
     images, before = [], 0
 
-    def tell_of_both(done: int, total: int, **facts: str) -> None:
+    def report_both(done: int, total: int, **facts: str) -> None:
         progress(before + done, len(train.files) + len(test.files), **facts)
 
     for listed in (train, test):
-        images.append(folder.read(listed, available_memory(), train.files[0], tell_of_both))
+        images.append(folder.read(listed, available_memory(), train.files[0], report_both))
         before += len(listed.files)
     labels = [np.array(listed.labels, dtype=np.int64) for listed in (train, test)]
     return Dataset(images[0], labels[0], images[1], labels[1], name=name_of(path), size=size, classes=classes)
@@ -230,8 +230,8 @@ def read_npz(path: Path, *, size: int | None = None, classes: int | None = None)
 
 
 def records_and_shape(path: Path) -> tuple[int, tuple[int, ...]]:
-    """How many training records custom data has, and the shape of an image: from headers, without reading the images."""
-    if path.is_dir() and not _holds_arrays(path):
+    """The number of training records of custom data and the shape of an image, read from headers only."""
+    if path.is_dir() and not _has_arrays(path):
         train, _ = _listings(path)
         return len(train.files), folder.shape_of_first(train)
     if not path.is_dir():
@@ -242,20 +242,20 @@ def records_and_shape(path: Path) -> tuple[int, tuple[int, ...]]:
 
 
 def name_of(path: Path) -> str:
-    """What a custom data set is called: its file or folder without the ending."""
+    """The name of a custom data set: its file or folder name without the suffix."""
     return (path.resolve() if path.name in ("", "..") else path).stem or "custom"
 
 
 def exists(path: Path) -> bool:
-    """Whether something is there; a name that no file can have is nothing."""
+    """Whether a path exists; False for invalid names."""
     try:
         return path.exists()
     except OSError:
         return False
 
 
-def _of_arrays(found: Any, path: Path, size: int | None, classes: int | None) -> Dataset:
-    native = (value if isinstance(value, arrays.ArrayOnDisk) else _native(value) for value in found.values())
+def _of_arrays(loaded: Any, path: Path, size: int | None, classes: int | None) -> Dataset:
+    native = (value if isinstance(value, arrays.ArrayOnDisk) else _native(value) for value in loaded.values())
     x_train, y_train, x_test, y_test = native
     return Dataset(x_train, y_train, x_test, y_test, name=name_of(path), size=size, classes=classes)
 
@@ -263,7 +263,7 @@ def _of_arrays(found: Any, path: Path, size: int | None, classes: int | None) ->
 def _require_file(path: Path) -> None:
     if not exists(path) or not path.is_file():
         raise DataError(
-            f"data.path {str(path)!r} is not a file; give an .npz with {' '.join(_ARRAYS)}, or a folder with {_LAYOUTS}"
+            f"data.path {str(path)!r} is not a file; pass an .npz with {' '.join(_ARRAYS)}, or a folder with {_LAYOUTS}"
         )
 
 
@@ -272,20 +272,20 @@ def _limits() -> arrays.Limits:
     return arrays.Limits(min(LARGEST_IN_MEMORY, memory // 4), memory)
 
 
-def _holds_arrays(path: Path) -> bool:
+def _has_arrays(path: Path) -> bool:
     here = [name for name in _ARRAYS if (path / f"{name}.npy").exists()]
     if here and len(here) < len(_ARRAYS):
         missing = next(name for name in _ARRAYS if name not in here)
-        raise DataError(f"{path} holds {here[0]}.npy but no {missing}.npy; it must hold all of {' '.join(_ARRAYS)}")
+        raise DataError(f"{path} has {here[0]}.npy but no {missing}.npy; it must contain all of {' '.join(_ARRAYS)}")
     if here and (path / "train").exists():
-        raise DataError(f"{path} holds both .npy arrays and a folder train; remove one of them")
+        raise DataError(f"{path} has both .npy arrays and a folder train; remove one of them")
     return bool(here)
 
 
 def _listings(path: Path) -> tuple[folder.Listing, folder.Listing]:
     for split in ("train", "test"):
         if not (path / split).is_dir():
-            raise DataError(f"{path} has no folder {split}; it must hold {_LAYOUTS}")
+            raise DataError(f"{path} has no folder {split}; it must contain {_LAYOUTS}")
     train, test = folder.listing(path / "train"), folder.listing(path / "test")
     folder.require_same_classes(train, test)
     return train.mixed(), test

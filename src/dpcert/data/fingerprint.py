@@ -1,7 +1,7 @@
-"""Recognizes images that occur in two collections, from a few kilobytes that say nothing about the other images.
+"""Detect images that occur in two collections, using a sketch of a few kilobytes that reveals nothing about other images.
 
-A sketch holds the smallest of the 64-bit digests of a collection's images. Whether an image is in the sketch depends on its own
-bytes only, so a shuffled copy, a subset or a mixture of the collection still meets it.
+A sketch contains the smallest 64-bit digests of the images of a collection. The digest of an image depends on its bytes only,
+so a shuffled copy, a subset or a mixture of the collection still overlaps with the sketch.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ def digest(image: np.ndarray) -> str:
 
 
 def digests(images: np.ndarray) -> list[str]:
-    """The digest of each image; floats in [0, 1] count as the bytes they were made from."""
+    """The digest of each image; floats in [0, 1] are converted back to bytes first."""
     return [digest(_as_bytes(image)) for image in images]
 
 

@@ -1,7 +1,7 @@
 """A folder of pictures, one folder for each class: ``CLASS/*.png`` (or .jpg, .jpeg), grayscale or RGB, all of one size.
 
-Classes are the names of the folders in sorted order: labels 0, 1, 2 ... Names that start with a dot are left alone. Anything
-else that is not a picture is an error, so that no picture is left out without a word.
+Classes are the names of the folders in sorted order: labels 0, 1, 2 ... Names that start with a dot are ignored. Anything
+else that is not a picture is an error, so that no picture is skipped silently.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from ..progress import Progress, silent
 from ..shapes import LARGEST_IMAGE
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-_FORMATS = ("PNG", "JPEG")  # no format whose reader starts another program
+_FORMATS = ("PNG", "JPEG")  # no format whose reader starts another process
 _MODES = {"L": "grayscale", "RGB": "RGB"}
 _LARGEST_FILE_BYTES = 1 << 26
 _FILES_PER_REPORT = 256
@@ -35,9 +35,9 @@ class Listing:
     labels: list[int]
 
     def mixed(self) -> "Listing":
-        """The same pictures with the classes mixed, each placed by the SHA-256 of its name.
+        """The same pictures with the classes mixed, sorted by the SHA-256 of their names.
 
-        The first records are a fair sample, and one picture more or less moves no other past another.
+        The first records are then a fair sample, and adding or removing a picture does not change the order of the others.
         """
         names = [file.relative_to(self.folder).as_posix().encode("utf-8", "surrogateescape") for file in self.files]
         order = sorted(range(len(names)), key=lambda place: hashlib.sha256(names[place]).digest())
@@ -51,16 +51,16 @@ def listing(folder: Path) -> Listing:
     inside = _entries(folder)
     stray = [entry for entry in inside if not entry.is_dir() and entry.suffix.lower() in SUFFIXES]
     if stray:
-        raise DataError(f"{stray[0]} is in no class folder; move it to {folder}/CLASS/")
+        raise DataError(f"{stray[0]} is not in a class folder; move it to {folder}/CLASS/")
     classes = tuple(entry.name for entry in inside if entry.is_dir())
     if len(classes) < 2:
-        found = f"one class folder ({classes[0]})" if classes else "no class folder"
-        raise DataError(f"{folder} holds {found}; it must hold a folder of images for each of at least 2 classes")
+        count = f"only one class folder ({classes[0]})" if classes else "no class folder"
+        raise DataError(f"{folder} has {count}; it must contain a folder of images for each of at least 2 classes")
     files, labels = [], []
     for label, name in enumerate(classes):
-        own = _pictures(folder / name)
-        files += own
-        labels += [label] * len(own)
+        pictures = _pictures(folder / name)
+        files += pictures
+        labels += [label] * len(pictures)
     return Listing(folder, classes, files, labels)
 
 
@@ -72,32 +72,32 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    found = _entries(folder)
-    other = [entry for entry in found if entry.suffix.lower() not in SUFFIXES]
+    entries = _entries(folder)
+    other = [entry for entry in entries if entry.suffix.lower() not in SUFFIXES]
     if other:
         raise DataError(f"{other[0]} is not a .png, .jpg or .jpeg file; convert it, or move it out of the class folder")
-    if not found:
-        raise DataError(f"{folder} holds no images; put .png, .jpg or .jpeg files there, or remove the folder")
-    return found
+    if not entries:
+        raise DataError(f"{folder} contains no images; put .png, .jpg or .jpeg files there, or remove the folder")
+    return entries
 
 
 def require_same_classes(train: Listing, test: Listing) -> None:
     """Refuse splits that do not have the same classes."""
-    for own, other in ((test, train), (train, test)):
-        extra = sorted(set(own.classes) - set(other.classes))
+    for one, other in ((test, train), (train, test)):
+        extra = sorted(set(one.classes) - set(other.classes))
         if extra:
             raise DataError(
-                f"{own.folder} has the class {extra[0]!r}, {other.folder} does not; both must have the same class folders"
+                f"{one.folder} has the class {extra[0]!r}, {other.folder} does not; both must have the same class folders"
             )
 
 
 def read(pictures: Listing, memory: int, like: Path, progress: Progress = silent) -> np.ndarray:
-    """The pictures as ``uint8 [n, channels, height, width]``, in the order of the listing; all must be as large as `like`."""
+    """The pictures as ``uint8 [n, channels, height, width]``, in the order of the listing; all must have the size of `like`."""
     first = _pixels(like)
     size = len(pictures.files) * first.size
     if size > memory:
         raise DataError(
-            f"{pictures.folder} takes {size / 2**30:.2f} GiB in memory, {memory / 2**30:.2f} GiB are available; save the "
+            f"{pictures.folder} needs {size / 2**30:.2f} GiB of memory, {memory / 2**30:.2f} GiB are available; save the "
             "images as uint8 arrays x_train.npy, y_train.npy, x_test.npy and y_test.npy in a folder, which are read from disk"
         )
     images = np.empty((len(pictures.files), *first.shape), dtype=np.uint8)
@@ -105,7 +105,7 @@ def read(pictures: Listing, memory: int, like: Path, progress: Progress = silent
         pixels = _pixels(file)
         if pixels.shape != first.shape:
             raise DataError(
-                f"{file} is {_text(pixels)}, {like} is {_text(first)}; all images must have one size and mode: "
+                f"{file} is {_text(pixels)}, {like} is {_text(first)}; all images must have the same size and mode: "
                 "resize or convert them"
             )
         images[place] = pixels
@@ -127,17 +127,17 @@ def _pixels(file: Path) -> np.ndarray:
     data = _bytes_of(file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of large pictures; they are refused below
+            warnings.simplefilter("ignore")  # Pillow warns about large pictures, which are refused below
             picture = Image.open(io.BytesIO(data), formats=_FORMATS)
-        numbers = picture.width * picture.height * len(picture.getbands())
-        if numbers <= LARGEST_IMAGE and picture.mode in _MODES:  # before a pixel is unpacked
+        values = picture.width * picture.height * len(picture.getbands())
+        if values <= LARGEST_IMAGE and picture.mode in _MODES:  # before any pixel is decoded
             picture.load()
     except Image.DecompressionBombError as error:
-        raise DataError(f"{file} has more than {LARGEST_IMAGE} numbers; resize it") from error
-    except Exception as error:  # Pillow raises a dozen kinds on damaged pictures
+        raise DataError(f"{file} has more than {LARGEST_IMAGE} values; resize it") from error
+    except Exception as error:  # Pillow raises many kinds of errors on damaged pictures
         raise DataError(f"{file} is not a readable PNG or JPEG image ({_short(error)}); replace it") from error
-    if numbers > LARGEST_IMAGE:
-        raise DataError(f"{file} is {picture.width} x {picture.height}, more than {LARGEST_IMAGE} numbers; resize it")
+    if values > LARGEST_IMAGE:
+        raise DataError(f"{file} is {picture.width} x {picture.height}, more than {LARGEST_IMAGE} values; resize it")
     if picture.mode not in _MODES:
         raise DataError(f"{file} has the mode {picture.mode!r}, must be 8-bit grayscale or RGB; convert it")
     pixels = np.asarray(picture)
@@ -145,7 +145,7 @@ def _pixels(file: Path) -> np.ndarray:
 
 
 def _bytes_of(file: Path) -> bytes:
-    """The content of an ordinary file (a link to one will do); nobody waits for a pipe."""
+    """The content of a regular file or a link to one; does not block on pipes."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -153,7 +153,7 @@ def _bytes_of(file: Path) -> bytes:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise DataError(f"{file} is not an ordinary file; replace it with a .png or .jpg image")
+        raise DataError(f"{file} is not a regular file; replace it with a .png or .jpg image")
     with os.fdopen(descriptor, "rb") as opened:
         if status.st_size > _LARGEST_FILE_BYTES:
             raise DataError(f"{file} has {status.st_size} bytes, more than {_LARGEST_FILE_BYTES}; resize the image")

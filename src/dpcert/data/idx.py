@@ -1,4 +1,4 @@
-"""IDX files (MNIST, Fashion-MNIST), read strictly."""
+"""A strict reader for IDX files (MNIST, Fashion-MNIST)."""
 
 import gzip
 import io
@@ -15,19 +15,19 @@ _MOST_BYTES = 1 << 27  # the largest file of a known data set has 47 million
 
 
 def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
-    """The content of a file, unpacked if it is gzip, with a cap on the unpacked size."""
+    """The content of a file, decompressed if it is gzip, with a limit on the decompressed size."""
     try:
         size = path.stat().st_size
         if size > most:
-            raise DataError(f"{path} has {size} bytes, more than {most}; it is not the file it claims to be")
+            raise DataError(f"{path} has {size} bytes, more than {most}; it is not a file of a known data set")
         raw = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
+        raise DataError(f"{path} cannot be read ({error}); download it again") from error
     return unpacked(raw, str(path), most)
 
 
 def unpacked(raw: bytes, name: str, most: int = _MOST_BYTES) -> bytes:
-    """`raw`, unpacked if it is gzip, with a cap on the unpacked size."""
+    """`raw`, decompressed if it is gzip, with a limit on the decompressed size."""
     try:
         if raw[:2] != b"\x1f\x8b":
             data = raw
@@ -35,21 +35,21 @@ def unpacked(raw: bytes, name: str, most: int = _MOST_BYTES) -> bytes:
             with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
                 data = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{name} cannot be read ({error}); fetch it again") from error
+        raise DataError(f"{name} cannot be read ({error}); download it again") from error
     if len(data) > most:
-        raise DataError(f"{name} holds more than {most} bytes; it is not the file it claims to be")
+        raise DataError(f"{name} unpacks to more than {most} bytes; it is not a file of a known data set")
     return data
 
 
 def parse_idx(data: bytes, dimensions: int, name: str) -> np.ndarray:
-    """An array of unsigned bytes with the given number of dimensions; magic and sizes must fit exactly."""
+    """An array of unsigned bytes with the given number of dimensions; magic number and sizes must match exactly."""
     if len(data) < 4 * (1 + dimensions):
-        raise DataError(f"{name} is cut off: {len(data)} bytes hold no IDX header; fetch it again")
+        raise DataError(f"{name} is truncated: {len(data)} bytes are too few for an IDX header; download it again")
     zero, kind, stated = struct.unpack(">HBB", data[:4])
     if zero != 0 or kind != _UNSIGNED_BYTE or stated != dimensions:
         raise DataError(
             f"{name} starts with {data[:4].hex()}, an IDX file of bytes with {dimensions} dimension(s) "
-            f"starts with 0000080{dimensions}; is it the right file?"
+            f"starts with 0000080{dimensions}; check that it is the right file"
         )
     shape = struct.unpack(f">{dimensions}I", data[4 : 4 * (1 + dimensions)])
     expected = 1
@@ -57,7 +57,9 @@ def parse_idx(data: bytes, dimensions: int, name: str) -> np.ndarray:
         expected *= size
     body = len(data) - 4 * (1 + dimensions)
     if expected == 0:
-        raise DataError(f"{name} promises no data (its sizes are {list(shape)}); fetch it again")
+        raise DataError(f"{name} is empty (its sizes are {list(shape)}); download it again")
     if body != expected:
-        raise DataError(f"{name} holds {body} bytes after its header, {expected} are promised; it is cut off or damaged")
+        raise DataError(
+            f"{name} has {body} bytes after its header, expected {expected}; it is truncated or damaged: download it again"
+        )
     return np.frombuffer(data, dtype=np.uint8, offset=4 * (1 + dimensions)).reshape(shape)

@@ -1,7 +1,7 @@
-"""Images that become float32 only where they are used: stored as bytes in memory, or as an array on disk.
+"""Images that are converted to float32 on access: stored as bytes in memory, or as an array on disk.
 
-`Images` is a tensor to everyone who uses it. Taking rows (an index, a slice, a list, a mask) reads and converts those rows
-only. Any other operation works too, on a float copy of the whole collection, so code in this package takes rows.
+`Images` behaves like a tensor. Indexing rows (an index, a slice, a list, a mask) reads and converts only those rows. Any
+other operation works on a float copy of the whole collection, so code in this package indexes rows.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 26
 
 
 class RowSource(Protocol):
-    """Where the rows are kept."""
+    """Storage of the rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,19 +53,19 @@ class Images(Tensor):
 
     @staticmethod
     def __new__(cls, source: RowSource, start: int = 0, stop: int | None = None) -> "Images":
-        """Nothing is read yet."""
+        """Create the tensor without reading any rows."""
         rows, *shape = source.shape
         count = (rows if stop is None else stop) - start
-        made: Images = torch.Tensor._make_wrapper_subclass(cls, (count, *shape), dtype=torch.float32)
-        made._source, made._start = source, start
-        return made
+        images: Images = torch.Tensor._make_wrapper_subclass(cls, (count, *shape), dtype=torch.float32)
+        images._source, images._start = source, start
+        return images
 
     def __init__(self, source: RowSource, start: int = 0, stop: int | None = None) -> None:
-        """All is done in `__new__`."""
+        """Does nothing: `__new__` sets everything."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Any operation but taking rows: on a float copy of all of them."""
+        """Run any operation other than indexing rows on a float copy of all rows."""
         kwargs = kwargs or {}
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
@@ -75,11 +75,11 @@ class Images(Tensor):
         return func(*args, **kwargs)
 
     def whole(self) -> Tensor:
-        """All rows as an ordinary float tensor: four bytes for each number."""
+        """All rows as an ordinary float tensor; needs four bytes per value."""
         return self._take(np.arange(len(self)))
 
     def part(self, start: int, stop: int) -> "Images":
-        """Rows `start` to `stop` with the same source; nothing is read."""
+        """Rows `start` to `stop` of the same source, without reading them."""
         return Images(self._source, self._start + start, self._start + stop)
 
     def _take(self, indices: np.ndarray) -> Tensor:
@@ -87,23 +87,23 @@ class Images(Tensor):
         return rows.float().div_(255.0) if rows.dtype == torch.uint8 else rows
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Rows as an ordinary float tensor, with the meaning that the same index has for a tensor."""
+        """Rows as an ordinary float tensor; the index has the same meaning as for a tensor."""
         first, *rest = index if isinstance(index, tuple) and index else (index,)
         rows = _row_numbers(first, len(self)) if all(isinstance(part, int | slice) for part in rest) else None
         if rows is None:
             return self.whole()[index]
-        found = self._take(rows.flatten().numpy()).reshape(*rows.shape, *self.shape[1:])
-        return found[(*[slice(None)] * rows.ndim, *rest)] if rest else found
+        taken = self._take(rows.flatten().numpy()).reshape(*rows.shape, *self.shape[1:])
+        return taken[(*[slice(None)] * rows.ndim, *rest)] if rest else taken
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Refused: the change would be lost, or would reach the user's array."""
+        """Raise: the change would be lost, or would modify the user's array."""
         raise _read_only()
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[index] for index in range(len(self)))
 
     def __deepcopy__(self, memo: Any) -> "Images":
-        return self  # nothing in it can change
+        return self  # it is immutable
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return Images, (self._source, self._start, self._start + len(self))
@@ -124,16 +124,16 @@ class Images(Tensor):
 
 
 def _row_numbers(index: Any, count: int) -> Tensor | None:
-    """The rows that an index of the first dimension chooses, counted from the front; None where it is about more."""
+    """The non-negative row numbers that an index of the first dimension selects; None if it involves other dimensions."""
     if isinstance(index, slice):
-        return torch.arange(count)[index]  # refuses what torch refuses, such as a negative step
+        return torch.arange(count)[index]  # raises where torch does, for example for a negative step
     if index is None or index is Ellipsis or isinstance(index, bool | tuple):
         return None
     numbers = torch.as_tensor(index).cpu()
     if numbers.dtype == torch.bool:
         return numbers.nonzero().flatten() if numbers.shape == (count,) else None
     if numbers.is_floating_point() and numbers.numel():
-        raise IndexError(f"row numbers are {numbers.dtype}, must be whole numbers")
+        raise IndexError(f"row numbers are {numbers.dtype}, must be integers")
     numbers = numbers.long()
     if numbers.numel() and (int(numbers.min()) < -count or int(numbers.max()) >= count):
         raise IndexError(f"row numbers {int(numbers.min())} to {int(numbers.max())} are out of range for {count} images")
@@ -150,7 +150,7 @@ def rows_between(images: Tensor, start: int, stop: int) -> Tensor:
 
 
 def chunks(images: Tensor) -> Iterator[Tensor]:
-    """All rows in order, as contiguous tensors of at most `CHUNK_BYTES` each (at least a row)."""
+    """All rows in order, as contiguous tensors of at most `CHUNK_BYTES` each (but at least one row)."""
     rows = max(1, CHUNK_BYTES // max(1, images[:1].numel() * images.element_size()))
     for start in range(0, len(images), rows):
         yield images[start : start + rows].contiguous()

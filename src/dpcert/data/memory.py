@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""How much memory is available to this process."""
 
 import os
 from pathlib import Path
@@ -8,12 +8,12 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Bytes: what the system can give without swapping, or less where the container's limit is lower."""
+    """Available memory in bytes: what the system can provide without swapping, or less if the container has a lower limit."""
     free = _available_on_machine()
     try:
         limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
         return free if limit == "max" else max(0, min(free, int(limit) - int(used)))
-    except (OSError, ValueError):  # no container, or not this kind
+    except (OSError, ValueError):  # no cgroup v2
         return free
 
 
@@ -21,5 +21,5 @@ def _available_on_machine() -> int:
     try:
         lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
         return 1024 * int(lines["MemAvailable"].split()[0])
-    except (OSError, ValueError, KeyError):  # not Linux: all there is
+    except (OSError, ValueError, KeyError):  # not Linux: total memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

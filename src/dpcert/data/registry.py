@@ -1,4 +1,4 @@
-"""The data sets by name: files, digests of their unpacked bytes, mirrors, and how they are read."""
+"""Data sets by name: files, digests of their unpacked bytes, mirrors, and readers."""
 
 import gzip
 from collections.abc import Callable
@@ -77,18 +77,18 @@ SOURCES = {source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10)}
 
 
 def private_sketches() -> dict[str, list[str]]:
-    """By the name of each registered set, the digests by which its images are recognized (scripts/private_sketches.py)."""
+    """For the name of each registered set, the sketch that identifies its images (see scripts/private_sketches.py)."""
     lines = (_EMBEDDED / "private_sketches.txt").read_text(encoding="ascii").splitlines()
-    return {name: found for name, *found in map(str.split, lines)}
+    return {name: sketch for name, *sketch in map(str.split, lines)}
 
 
 def missing_files(source: Source) -> list[str]:
-    """The files of a data set that are in none of the known folders."""
+    """The files of a data set that are not in any search folder."""
     return [name for name, path in locate(source).items() if path is None]
 
 
 def load_dataset(name: str, *, size: int | None = None, classes: int | None = None, progress: Progress = silent) -> Dataset:
-    """A data set by name, fetched if need be. MNIST is embedded; nothing is downloaded for it."""
+    """A data set by name, downloaded if needed. MNIST is embedded and needs no download."""
     source = SOURCES[one_of("data set", name, SOURCES, error=DataError)]
     if source.name == CIFAR10.name:
         x_train, y_train, x_test, y_test = _read_cifar(source, progress)
@@ -98,7 +98,7 @@ def load_dataset(name: str, *, size: int | None = None, classes: int | None = No
 
 
 def locate(source: Source) -> dict[str, Path | None]:
-    """Where each file of a data set is now (None: nowhere)."""
+    """The path of each file of a data set, or None if it was not found."""
     return {name: fetch.first_existing(_candidates(source, name)) for name in source.digests}
 
 
@@ -114,22 +114,21 @@ def _contents(source: Source, fetch_missing: Callable[[Source, list[str]], None]
     contents = {}
     for name, path in locate(source).items():
         if path is None:
-            raise _nowhere(source, name)
+            raise _not_found(source, name)
         contents[name] = fetch.check_digest(idx.read_bytes(path), source.digests[name], str(path))
     return contents
 
 
 def _accept(source: Source, name: str, data: bytes) -> None:
-    """Refuse what was downloaded unless it unpacks to the published bytes."""
-    fetch.check_digest(idx.unpacked(data, name), source.digests[name], f"what {source.mirror} sent for {name}")
+    """Raise unless a download unpacks to the published bytes."""
+    fetch.check_digest(idx.unpacked(data, name), source.digests[name], f"{name} from {source.mirror}")
 
 
-def _nowhere(source: Source, name: str, why: str = "") -> DataError:
+def _not_found(source: Source, name: str, why: str = "") -> DataError:
     target = fetch.cache_folder() / source.folder
     extra = " (or install Debian's package dataset-fashion-mnist)" if source.name == FASHION_MNIST.name else ""
     return DataError(
-        f"data set {source.name}: {name} is in none of the known folders{why}; put it into {target}/ or into "
-        f"$DPCERT_DATA/{source.folder}/{extra}"
+        f"data set {source.name}: {name} was not found{why}; put it into {target}/ or into $DPCERT_DATA/{source.folder}/{extra}"
     )
 
 
@@ -140,7 +139,7 @@ def _read_idx_family(source: Source, progress: Progress) -> tuple[np.ndarray, ..
             try:
                 fetch.download(f"{source.mirror}/{name}.gz", target, partial(_accept, source, name), progress)
             except DataError as error:
-                raise _nowhere(source, f"{name}.gz", f", and {error}") from error
+                raise _not_found(source, f"{name}.gz", f", and {error}") from error
 
     contents = _contents(source, fetch_missing)
     parts = []
@@ -169,7 +168,7 @@ def _fetch_cifar(source: Source, progress: Progress) -> None:
     try:
         fetch.download(source.mirror, archive, lambda data: None, progress)
     except DataError as error:
-        raise _nowhere(source, "data_batch_1.bin and its siblings", f", and {error}") from error
+        raise _not_found(source, "the files data_batch_1.bin to test_batch.bin", f", and {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with gzip.open(archive) as unpacked:
@@ -177,7 +176,7 @@ def _fetch_cifar(source: Source, progress: Progress) -> None:
                 write_atomically(folder / name, fetch.check_digest(data, source.digests[name], name))
     except RunError:
         raise
-    except Exception as error:  # tarfile and zlib raise a dozen kinds on damaged archives
-        raise DataError(f"what {source.mirror} sent is not the archive ({error}); try again") from error
+    except Exception as error:  # tarfile and zlib raise many kinds of errors on damaged archives
+        raise DataError(f"{source.mirror} did not send a valid archive ({error}); try again") from error
     finally:
         archive.unlink()

@@ -1,1 +1,1 @@
-"""Plain modules on inputs in [0, 1], and the check that none of their layers mixes examples."""
+"""Models for inputs in [0, 1], and the check that no layer mixes examples."""

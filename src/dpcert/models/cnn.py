@@ -7,9 +7,9 @@ from ..errors import ModelError
 
 
 def cnn(input_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> nn.Sequential:
-    """The four-layer CNN of Tramer and Boneh (2021): 26,010 parameters on 28 x 28 grey images.
+    """The four-layer CNN of Tramer and Boneh (2021): 26,010 parameters on 28 x 28 grayscale images.
 
-    Pooling stands before tanh: tanh is monotone, so max(tanh(a), tanh(b)) = tanh(max(a, b)) to the bit, on fewer numbers.
+    Pooling comes before tanh: tanh is monotone, so max(tanh(a), tanh(b)) = tanh(max(a, b)) bit for bit, with fewer operations.
     """
     channels, height, width = input_shape
     features = nn.Sequential(
@@ -23,13 +23,13 @@ def cnn(input_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> n
     )
     try:
         with torch.no_grad():
-            width_of_features = features(torch.zeros(1, channels, height, width)).shape[1]
+            feature_count = features(torch.zeros(1, channels, height, width)).shape[1]
     except RuntimeError as error:
         raise ModelError(
             f"model 'cnn' needs images of at least 16 x 16 pixels, got {height} x {width}; "
-            "use --set model.name=linear or a model of your own"
+            "use --set model.name=linear or a custom model (--model)"
         ) from error
-    return nn.Sequential(*features, nn.Linear(width_of_features, 32), nn.Tanh(), nn.Linear(32, classes))
+    return nn.Sequential(*features, nn.Linear(feature_count, 32), nn.Tanh(), nn.Linear(32, classes))
 
 
 def linear(input_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""Custom models: ``package.module:factory``, imported only because a user typed its name."""
+"""Custom models: ``package.module:factory``, imported only if the user typed the name."""
 
 import importlib
 import sys
@@ -17,14 +17,14 @@ HOW_TO_NAME = "package.module:factory"
 
 
 def is_factory_name(name: str) -> bool:
-    """Whether a model's name says where to import it from; packaged models have no colon in theirs."""
+    """Whether the name of a model is an import path; names of built-in models have no colon."""
     return ":" in name
 
 
 def import_factory(name: str) -> Factory:
-    """The function behind ``package.module:factory``; modules of the current folder are found too.
+    """Import the function ``package.module:factory``; modules in the current folder are found too.
 
-    Call this only with what the user typed on the command line. A name that was read from a file must never come here.
+    Call this only with a name that the user typed on the command line, never with a name read from a file.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -32,31 +32,31 @@ def import_factory(name: str) -> Factory:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except ModuleNotFoundError as error:
-        raise ModelError(f"--model {name}: there is no module {error.name!r} here; check the name or PYTHONPATH") from error
+        raise ModelError(f"--model {name}: module {error.name!r} was not found; check the name or PYTHONPATH") from error
     except AttributeError as error:
         raise ModelError(f"--model {name}: {error}; check the name after the colon") from error
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ModelError(f"--model {name}: importing it failed: {_in_one_line(error)}") from error
+    except Exception as error:  # importing the user's module may raise anything
+        raise ModelError(f"--model {name}: the import failed: {_in_one_line(error)}; fix the module") from error
     finally:
         sys.path.remove(here)
-    if not callable(found):
-        raise ModelError(f"--model {name} is a {type(found).__name__}, must be a function of (input_shape, classes)")
-    return found  # type: ignore[no-any-return]
+    if not callable(target):
+        raise ModelError(f"--model {name} is a {type(target).__name__}, must be a function of (input_shape, classes)")
+    return target  # type: ignore[no-any-return]
 
 
 def build_custom(factory: Factory, input_shape: Shape, classes: int, seed: int | None = None) -> nn.Module:
-    """What a factory returns; `seed` fixes the initialization without touching the global generator."""
+    """Build a model with a factory; `seed` fixes the initialization without changing the global generator."""
     name = getattr(factory, "__qualname__", type(factory).__name__)
     try:
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             model = factory(input_shape, classes)
-    except Exception as error:  # whatever the user's function does
+    except Exception as error:  # the user's function may raise anything
         raise ModelError(
             f"the model factory {name}({input_shape}, {classes}) failed: {_in_one_line(error)}; "
             "it is called with (input_shape, classes)"

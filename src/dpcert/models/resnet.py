@@ -10,7 +10,7 @@ _SMALLEST_SIDE = 8
 
 
 class Normalize(nn.Module):
-    """Pixels in [0, 1] to about zero mean and unit variance. A fixed layer: noise is added in the user's pixel units."""
+    """Scale pixels in [0, 1] to about zero mean and unit variance. A model layer, so noise is added in [0, 1] pixel units."""
 
     mean: Tensor
     scale: Tensor
@@ -26,7 +26,7 @@ class Normalize(nn.Module):
 
 
 class Standardize(nn.Module):
-    """Features to zero mean and unit variance by statistics of *public* images, fixed since pretraining."""
+    """Scale features to zero mean and unit variance with statistics of *public* images, fixed after pretraining."""
 
     mean: Tensor
     scale: Tensor
@@ -62,10 +62,10 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 4 x 4 stem of stride 2, three stages of two blocks, the mean over positions, fixed scales, a linear head.
+    """A 4 x 4 stem of stride 2, three stages of two blocks, the mean over positions, fixed feature scaling, a linear head.
 
-    BatchNorm statistics belong to pretraining: private training uses the model in evaluation mode, where BatchNorm is a
-    fixed affine map of each channel.
+    BatchNorm statistics are computed in pretraining only: private training uses the model in evaluation mode, where
+    BatchNorm is a fixed affine map of each channel.
     """
 
     def __init__(self, input_shape: tuple[int, int, int], classes: int, width: int) -> None:
@@ -73,7 +73,8 @@ class ResNet(nn.Module):
         channels, height, side = input_shape
         if min(height, side) < _SMALLEST_SIDE:
             raise ModelError(
-                f"model 'resnet' needs images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, got {height} x {side}"
+                f"model 'resnet' needs images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, got {height} x {side}; "
+                "resize them"
             )
         self.normalize = Normalize(channels)
         self.stem = nn.Conv2d(channels, width, 4, stride=2, padding=1, bias=False)
@@ -100,5 +101,5 @@ WIDTHS = {"resnet-32": 32, "resnet-48": 48}
 
 
 def resnet(name: str, input_shape: tuple[int, int, int], classes: int) -> ResNet:
-    """A backbone by name: its number is the width of the first stage; the others have two and four times as much."""
+    """A backbone by name. Its number is the width of the first stage; the next stages are two and four times as wide."""
     return ResNet(input_shape, classes, WIDTHS[name])

@@ -1,4 +1,4 @@
-"""The weights file of a pretraining and its card: which public data, which noise, how accurate."""
+"""Write the pretrained weights and their model card: public data, noise, settings, accuracy."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def write(out: Path, model: ResNet, settings: Settings, data: PublicImages, fact
 
 
 def _page(name: str, card: dict[str, Any], digest: str) -> str:
-    """The card for people."""
+    """The card as Markdown."""
     rows = "\n".join(f"| {sigma} | {100 * share:.1f} |" for sigma, share in card["accuracy"].items())
     return f"""# {name}
 

@@ -1,4 +1,4 @@
-"""What a pretraining is asked to do: everything that decides its weights."""
+"""Settings of a pretraining: everything that determines its weights."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Settings:
         integer_in("--seed", self.seed, 0, 2**63 - 1)
 
     def steps(self, images: int) -> int:
-        """Steps in all; an epoch's last, smaller batch is left out."""
+        """The total number of steps; the last, incomplete batch of an epoch is dropped."""
         return self.epochs * (images // self.batch_size)
 
     def learning_rate_at(self, step: int, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""The pretraining loop. Everything random is a function of (seed, step), so a resumed pretraining gives the same weights."""
+"""The pretraining loop. All randomness is a function of (seed, step), so a resumed pretraining gives the same weights."""
 
 import json
 import time
@@ -30,10 +30,10 @@ _EVALUATION_ROWS = 500
 
 @dataclass
 class State:
-    """A pretraining after `step` steps."""
+    """The state of a pretraining after `step` steps."""
 
     model: ResNet
-    average: dict[str, Tensor]  # exponential moving average of weights and statistics: what is released
+    average: dict[str, Tensor]  # exponential moving average of weights and statistics, which is what is released
     momentum: dict[str, Tensor]
     step: int = 0
 
@@ -47,7 +47,7 @@ def pretrain(
     device: torch.device | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Pretrain on public images, or continue an interrupted pretraining; write `out` and its card; return the card."""
+    """Pretrain on public images, or resume an interrupted pretraining; write `out` and its card; return the card."""
     device = device or torch.device("cpu")
     key = key_from_seed(settings.seed, "pretrain")
     training, held_out = split(data, min(settings.held_out, len(data) // 10), key)
@@ -80,7 +80,7 @@ def _fresh(settings: Settings, data: PublicImages, device: torch.device) -> Stat
 def _run(
     state: State, data: PublicImages, settings: Settings, key: bytes, steps: int, save: Callable[[], None], progress: Progress
 ) -> None:
-    """The steps that are left, with a checkpoint every two minutes and when interrupted."""
+    """Run the remaining steps, with a checkpoint every two minutes and on interrupt."""
     saved = time.monotonic()
     device = next(state.model.parameters()).device
     state.model.train()
@@ -100,7 +100,7 @@ def _run(
 
 
 def _batches(first: int, steps: int, size: int, settings: Settings, key: bytes) -> Iterator[np.ndarray]:
-    """The rows of each step from step `first` on."""
+    """The rows of each step, starting at step `first`."""
     per_epoch = size // settings.batch_size
     epoch, order = -1, np.empty(0, dtype=np.int64)
     for step in range(first, steps):
@@ -112,13 +112,13 @@ def _batches(first: int, steps: int, size: int, settings: Settings, key: bytes) 
 
 
 def _loss(logits: Tensor, data: PublicImages, rows: np.ndarray, settings: Settings) -> Tensor:
-    """Cross-entropy of each image among the classes of its own source."""
+    """Cross-entropy of each image over the classes of its source."""
     labels = torch.from_numpy(data.labels[rows]).to(logits.device)
     total, start = logits.new_zeros(()), 0
     for source, classes in enumerate(data.classes):
-        mine = torch.from_numpy(data.sources[rows] == source).to(logits.device)
-        head = logits[mine, start : start + classes]
-        total = total + F.cross_entropy(head, labels[mine], label_smoothing=settings.label_smoothing, reduction="sum")
+        in_source = torch.from_numpy(data.sources[rows] == source).to(logits.device)
+        head = logits[in_source, start : start + classes]
+        total = total + F.cross_entropy(head, labels[in_source], label_smoothing=settings.label_smoothing, reduction="sum")
         start += classes
     return total / len(rows)
 
@@ -133,14 +133,16 @@ def _update(state: State, loss: Tensor, settings: Settings, learning_rate: float
             gradient = gradient + settings.weight_decay * parameter
         velocity = state.momentum[name].mul_(settings.momentum).add_(gradient)
         parameter.sub_(learning_rate * (gradient + settings.momentum * velocity))
-    decay = min(settings.ema, (1 + state.step) / (10 + state.step))  # a short memory at first: the start is forgotten
+    decay = min(
+        settings.ema, (1 + state.step) / (10 + state.step)
+    )  # shorter at first, so that the initial weights are forgotten
     for name, tensor in state.model.state_dict().items():
         if tensor.is_floating_point():
             state.average[name].lerp_(tensor, 1 - decay)
 
 
 def _released(state: State, settings: Settings, data: PublicImages, device: torch.device) -> ResNet:
-    """The averaged weights in a model of their own, in evaluation mode."""
+    """A new model with the averaged weights, in evaluation mode."""
     model = resnet(settings.model, data.shape, sum(data.classes))
     model.load_state_dict(state.average)
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -149,7 +151,7 @@ def _released(state: State, settings: Settings, data: PublicImages, device: torc
 
 @torch.no_grad()
 def _standardize(model: ResNet, data: PublicImages, key: bytes, steps: int, settings: Settings, device: torch.device) -> None:
-    """Set the feature statistics from public images under the noise of pretraining; the public head is adapted to them."""
+    """Set the feature statistics from public images under the noise of pretraining; adapt the public head to them."""
     rows = np.array_split(
         epoch_order(len(data), key, settings.epochs)[: _STATISTICS_BATCHES * _EVALUATION_ROWS], _STATISTICS_BATCHES
     )
@@ -166,7 +168,7 @@ def _standardize(model: ResNet, data: PublicImages, key: bytes, steps: int, sett
 
 @torch.no_grad()
 def _accuracy(model: ResNet, data: PublicImages, sigma: float, key: bytes, device: torch.device) -> float:
-    """Accuracy on held-out public images with one draw of noise each, among the classes of the image's own source."""
+    """Accuracy on held-out public images with one draw of noise each, over the classes of the source of each image."""
     starts = torch.tensor([0, *np.cumsum(data.classes)])
     correct = 0
     for part, start in enumerate(range(0, len(data), _EVALUATION_ROWS)):
@@ -176,8 +178,8 @@ def _accuracy(model: ResNet, data: PublicImages, sigma: float, key: bytes, devic
         logits = model(x).cpu()
         sources = torch.from_numpy(data.sources[start:stop])
         columns = torch.arange(logits.shape[1])
-        own = (columns >= starts[sources][:, None]) & (columns < starts[sources + 1][:, None])
-        predicted = logits.masked_fill(~own, -torch.inf).argmax(dim=1) - starts[sources]
+        in_source = (columns >= starts[sources][:, None]) & (columns < starts[sources + 1][:, None])
+        predicted = logits.masked_fill(~in_source, -torch.inf).argmax(dim=1) - starts[sources]
         correct += int((predicted == torch.from_numpy(data.labels[start:stop])).sum())
     return correct / len(data)
 
@@ -192,18 +194,18 @@ def _save(path: Path, request: str, state: State) -> None:
 
 
 def _resume(path: Path, request: str, state: State) -> State:
-    """The checkpoint's state, or `state` where there is none. Another request's checkpoint is refused and kept."""
+    """Load the checkpoint into `state`, if there is one. A checkpoint with other settings is refused and kept."""
     if not path.exists():
         return state
     data = path.read_bytes()
     check, body = data[:64], data[64:]
     if sha256_hex(body).encode() != check:
-        raise RunError(f"{path} is damaged (its checksum is wrong); remove it to start again")
+        raise RunError(f"{path} is damaged (its checksum is wrong); remove it to start over")
     header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])["__metadata__"]
     if header["request"] != request:
         raise RunError(
-            f"{path} belongs to a pretraining with other settings or data ({_difference(header['request'], request)}); "
-            "repeat those, choose another --out, or remove the checkpoint"
+            f"{path} is from a pretraining with other settings or data ({_difference(header['request'], request)}); "
+            "use the same settings, choose another --out, or remove the checkpoint"
         )
     tensors = safetensors.torch.load(body)
     state.model.load_state_dict(_part(tensors, "weights."))
@@ -215,13 +217,13 @@ def _resume(path: Path, request: str, state: State) -> State:
     return state
 
 
-def _difference(there: str, here: str) -> str:
+def _difference(recorded: str, requested: str) -> str:
     """The first setting in which two requests differ."""
-    old, new = json.loads(there), json.loads(here)
+    old, new = json.loads(recorded), json.loads(requested)
     for name, value in new["settings"].items():
         if old["settings"].get(name) != value:
             return f"{name} {old['settings'].get(name)}, now {value}"
-    return "other images"
+    return "different images"
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,1 +1,1 @@
-"""What leaves the house: bundles that may be shared, and the check that anyone can make of them."""
+"""Sharing a run: bundles that contain nothing secret, and the verification that anyone can run on them."""

@@ -1,9 +1,9 @@
-"""A bundle that may be shared: what was released, the proof of it, and nothing else.
+"""Export a bundle that is safe to share: the released files, the evidence for their guarantees, and nothing else.
 
-Everything in it is a function of the released weights, of public settings and of the test set. Left out, by an allow-list:
-``private/``; the HMACs of the ledger (nobody can check them once the run key is destroyed, and they are functions of that
-key); the key of the certification noise; figures and rows of held-out training records, which epsilon does not cover;
-how long training took, which is a function of the training data that no noise was added to.
+Everything in it is a function of the released weights, the public settings and the test set. An allow-list leaves out:
+``private/``; the HMACs of the ledger (they depend on the run key, and nobody can check them once it is destroyed); the key of
+the certification noise; figures and rows of held-out training records, which epsilon does not cover; and the training time,
+which depends on the training data without any noise.
 """
 
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ from ..store.runs import (
     REPORT,
     ROBUST,
     RunDirectory,
-    beside_of,
     is_of_validation,
+    sidecar_of,
 )
 from .files import MANIFEST, STATEMENT, bundle_bytes, read_public_files, write_new
 from .verify import OK, Evidence, require_verified, verify
@@ -41,7 +41,7 @@ _SECRET_FACTS = ("noise_key",)
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what was left out with the reason. `is_new` is False if the same bytes were there already."""
+    """What was written, and what was left out and why. `is_new` is False if the file already had the same bytes."""
 
     members: list[str]
     left_out: dict[str, str]
@@ -51,7 +51,7 @@ class Exported:
 
 
 def export(run: Path, file: Path, paper: Paper = no_paper) -> Exported:
-    """Write the bundle of a finished run, after checking it as an outsider would; `paper` is for its page."""
+    """Verify a finished run as an outsider would, and write its bundle; `paper` provides the reference values of the report."""
     directory = RunDirectory(run)
     _require_finished(directory)
     with directory.locked():
@@ -60,7 +60,7 @@ def export(run: Path, file: Path, paper: Paper = no_paper) -> Exported:
         require_verified(evidence.files, checks)
         content = _content(evidence, {check.name for check in checks if check.outcome == OK}, paper)
         bundle = PublicFiles(file, content, is_bundle=True)
-        require_verified(replace(bundle, origin=run), verify(bundle))  # what leaves is checked too, not only what it is made of
+        require_verified(replace(bundle, origin=run), verify(bundle))  # verify the bundle itself too, not only its sources
         left_out = _left_out(directory, content)
     is_new = write_new(file, bundle_bytes(content))
     return Exported(sorted(content), left_out, evidence.statement, evidence.config.data.path, is_new)
@@ -85,12 +85,12 @@ def _content(evidence: Evidence, proved: set[str], paper: Paper) -> dict[str, by
         MODEL: files[MODEL],
         STATEMENT: f"{evidence.statement}\n".encode(),
     }
-    if "training curve" in proved:  # of released values and the test set
+    if "training curve" in proved:  # depends on released values and the test set only
         content[CURVE] = files[CURVE]
     for name in _row_files(evidence, metrics, proved):
         content[name] = files[name]
-        content[beside_of(name)] = _public_sidecar(open_facts(evidence.files, name))
-    if REPORT in files:  # made anew: the one in the directory may show what is left out here, or the path of the directory
+        content[sidecar_of(name)] = _public_sidecar(open_facts(evidence.files, name))
+    if REPORT in files:  # regenerated: the one in the directory may show what is left out here, or the path of the directory
         facts = facts_of(evidence.files)
         shown = [certified for certified in facts.certified if certified.figures in metrics["certification"]]
         digests = {name: sha256_hex(data) for name, data in sorted(content.items())}
@@ -102,13 +102,13 @@ def _content(evidence: Evidence, proved: set[str], paper: Paper) -> dict[str, by
 
 
 def _in_bundle(facts: RunFacts) -> RunFacts:
-    """What the page of a bundle speaks of: the parts whose rows are in the bundle."""
-    why = "the page of a bundle shows no images of the data set"
+    """The facts for the report of a bundle: only the parts whose rows are in the bundle."""
+    why = "the report of a bundle shows no images of the data set"
     return replace(facts, path=Path("this bundle"), samples=[], attacks=[], images=None, no_images=why, in_bundle=True)
 
 
 def _row_files(evidence: Evidence, metrics: dict[str, Any], proved: set[str]) -> list[str]:
-    """The rows metrics.json stands on, and answers at one radius: those that were checked, never those of held-out records."""
+    """The row files to include: verified certificates and answers at one radius, never those of held-out records."""
     named = [entry["file"] for entry in metrics["certification"]]
     robust = [name for name in evidence.files.content if name.startswith(f"{ROBUST}-") and name.endswith(".tsv")]
     return [name for name in (*named, *robust) if f"{name} belongs to the model" in proved and not is_of_validation(name)]
@@ -121,7 +121,7 @@ def _public_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _public_sidecar(facts: dict[str, Any]) -> bytes:
-    """The facts of a certification, whose checksum was right, without the key of its noise: with a checksum of their own."""
+    """A sidecar without the noise key and with a new checksum; the checksum of the original was verified."""
     return checked_json({key: value for key, value in facts.items() if key not in _SECRET_FACTS})
 
 
@@ -135,7 +135,7 @@ def _left_out(directory: RunDirectory, content: dict[str, bytes]) -> dict[str, s
         elif ROWS.fullmatch(file.name) and is_of_validation(file.name):
             reasons[file.name] = "held-out training records, which epsilon does not cover"
         elif ROWS.fullmatch(file.name):
-            reasons[file.name] = f"unfinished: {METRICS} has no figures of it"
+            reasons[file.name] = f"unfinished: {METRICS} has no figures for it"
         else:
-            reasons[file.name] = "has no place in a bundle"
+            reasons[file.name] = "not part of a bundle"
     return reasons

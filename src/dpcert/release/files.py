@@ -1,8 +1,8 @@
-"""The public files of a run as bytes, from its directory or from a bundle; a bundle is never unpacked to a path.
+"""The public files of a run as bytes, from its directory or from a bundle; a bundle is never extracted to disk.
 
-A bundle is a zip file that stores its members as they are, without compression: the same run gives the same bytes with
-every zlib, and what is read can never be larger than the file. Members are read one by one into memory; a name outside
-the short list below, a compressed, doubled or oversized member is refused before a byte of it is used.
+A bundle is a zip file without compression: the same run gives the same bytes with every version of zlib, and the content
+cannot be larger than the file. Members are read into memory one by one. An unknown name, or a compressed, duplicate or
+oversized member, is refused before any of its bytes are used.
 """
 
 import io
@@ -18,7 +18,7 @@ from ..store.runs import CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT
 
 STATEMENT, MANIFEST = "statement.txt", "bundle.json"
 MOST_MEMBERS = 1000
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip file knows
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can represent
 
 
 def read_public_files(path: Path) -> PublicFiles:
@@ -27,11 +27,11 @@ def read_public_files(path: Path) -> PublicFiles:
         return read_directory(path)
     if path.is_file():
         return PublicFiles(path, _read_bundle(path), is_bundle=True)
-    raise RunError(f"{path} does not exist; give a run directory or a bundle made by: dpcert export RUN FILE")
+    raise RunError(f"{path} does not exist; pass a run directory or a bundle created with: dpcert export RUN FILE")
 
 
 def is_known(name: str) -> bool:
-    """Whether a file of this name has a place in a bundle."""
+    """Whether a bundle may contain a file of this name."""
     return name in (CONFIG, LEDGER, METRICS, MODEL, REPORT, STATEMENT, MANIFEST, CURVE) or ROWS.fullmatch(name) is not None
 
 
@@ -44,37 +44,41 @@ def _read_bundle(path: Path) -> dict[str, bytes]:
     except RunError:
         raise
     except Exception as error:  # a hostile archive may raise anything
-        raise RunError(f"{path} is not a bundle that can be read ({error}); make one with: dpcert export RUN FILE") from error
+        raise RunError(f"{path} is not a readable bundle ({error}); create one with: dpcert export RUN FILE") from error
 
 
 def _refuse_odd_archive(path: Path, members: list[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
     if not names or len(names) > MOST_MEMBERS:
-        raise RunError(f"{path} has {len(names)} members, a bundle has 1 to {MOST_MEMBERS}; it is not ours")
+        raise RunError(
+            f"{path} has {len(names)} members, must have 1 to {MOST_MEMBERS}; create the bundle with: dpcert export RUN FILE"
+        )
     if len(set(names)) != len(names):
-        raise RunError(f"{path} holds a member twice; it is damaged or not ours")
+        raise RunError(f"{path} contains a member twice; it is damaged or not made by dpcert export")
     total = sum(member.file_size for member in members)
-    if total > path.stat().st_size:  # members overlap, or their sizes are lies
-        raise RunError(f"{path} promises {total} bytes, more than the file has; it is damaged or not ours")
+    if total > path.stat().st_size:  # members overlap, or their stated sizes are wrong
+        raise RunError(
+            f"{path} states {total} bytes of content, more than the file has; it is damaged or not made by dpcert export"
+        )
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     name, most = member.filename, most_bytes(member.filename)
     kind = stat.S_IFMT(member.external_attr >> 16)
     wrong = {
-        "its name has no place in a bundle": not is_known(name) or member.orig_filename != name,
+        "its name is not allowed in a bundle": not is_known(name) or member.orig_filename != name,
         "it is compressed": member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size,
         "it is encrypted": bool(member.flag_bits & 0x1),
         "it is not a plain file": kind not in (0, stat.S_IFREG) or bool(member.external_attr & 0x10),
-        f"it has {member.file_size} bytes, at most {most} are read": member.file_size > most,
+        f"it has {member.file_size} bytes, the limit is {most}": member.file_size > most,
     }
     reason = next((words for words, holds in wrong.items() if holds), None)
     if reason is not None:
         raise RunError(f"{path} member {name[:60]!r}: {reason}; it is damaged or not made by dpcert export")
     with archive.open(member) as file:
-        data = file.read(most + 1)  # the checksum is compared when the end is reached
+        data = file.read(most + 1)  # zipfile checks the checksum at the end
     if len(data) != member.file_size:
-        raise RunError(f"{path} member {name!r} has {len(data)} bytes, {member.file_size} are promised; it is damaged")
+        raise RunError(f"{path} member {name!r} has {len(data)} bytes, expected {member.file_size}; it is damaged")
     return data
 
 
@@ -90,11 +94,11 @@ def bundle_bytes(content: Mapping[str, bytes]) -> bytes:
 
 
 def write_new(path: Path, data: bytes) -> bool:
-    """Write a file that is not there yet, whole or not at all; False where the same bytes are there already."""
-    refuse_link(path)  # a dangling one too: it is not ours to replace
+    """Write a new file atomically; return False if it already exists with the same bytes."""
+    refuse_link(path)  # including a dangling link, which must not be replaced
     if path.exists():
         if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
             return False
-        raise RunError(f"{path} exists and is something else; choose another name or delete it first")
+        raise RunError(f"{path} exists with other content; choose another name or delete it first")
     write_atomically(path, data)
     return True

@@ -1,9 +1,9 @@
-"""An outsider's check of a run: do its files agree with each other, and does its epsilon follow from its ledger?
+"""Verify a run as an outsider: do its files agree with each other, and does its epsilon follow from its ledger?
 
-Needs no secret and no data. Guarantee: if nothing failed, the ledger is a whole chain that belongs to these weights and
-this config, the stated epsilon is what its steps cost (at each point of the training curve too), and every figure of the
-certificates follows from the votes in the rows. What such a check can never show (that the ledger tells the truth about
-what was run) is listed as not checked.
+Needs no secret and no data. Guarantee: if nothing failed, the ledger is a complete chain that belongs to these weights and
+this config, the stated epsilon is the cost of its steps (also at each point of the training curve), and every figure of the
+certificates follows from the votes in the rows. What this cannot show (that the ledger describes what actually ran) is
+listed as not checked.
 """
 
 import json
@@ -32,14 +32,14 @@ from .certificates import NotCheckedError
 from .files import MANIFEST, STATEMENT
 
 OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
-_MOST_POINTS = 100  # of a training curve: each is composed anew
-_EPOCH_UNIT, _EPSILON_UNIT = 1e-4, 1e-6  # what its rows are rounded to
+_MOST_POINTS = 100  # of a training curve: epsilon is recomputed for each
+_EPOCH_UNIT, _EPSILON_UNIT = 1e-4, 1e-6  # its rows are rounded to these units
 _CLOSE = 1e-6  # relative: epsilon recomputed by another build of the same accountant
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the outcome."""
+    """The result of one check."""
 
     name: str
     outcome: str
@@ -48,16 +48,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The files, and what follows from them; each property raises if its file is missing or damaged."""
+    """The files and what is parsed from them; each property raises if its file is missing or damaged."""
 
     files: PublicFiles
 
     def bytes_of(self, name: str) -> bytes:
-        """The content of a file that must be there."""
+        """The content of a required file."""
         return self.files.bytes_of(name)
 
     def has(self, name: str) -> bool:
-        """Whether a file is there."""
+        """Whether a file exists."""
         return name in self.files.content
 
     @cached_property
@@ -72,17 +72,17 @@ class Evidence:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """What the run says about itself."""
+        """The content of metrics.json."""
         return parse_unread_metrics(self.bytes_of(METRICS), METRICS)
 
     @cached_property
     def header(self) -> dict[str, str]:
-        """The facts of the model file, whose content hash was checked."""
+        """The facts in the header of the model file, after its content hash was verified."""
         return parse_model(self.bytes_of(MODEL), MODEL)[1]
 
     @cached_property
     def statement(self) -> Statement:
-        """What the ledger proves. The versions, of which it knows nothing, are the model header's (or, without one, stated)."""
+        """What the ledger proves. Versions are not in it; they come from the model header or, without one, metrics.json."""
         too_costly = why_too_costly(self.ledger.releases())
         _expect(too_costly is None, str(too_costly))
         if self.has(MODEL):
@@ -92,7 +92,7 @@ class Evidence:
 
 
 def verify(files: PublicFiles) -> list[Check]:
-    """All checks, in the order of the claims. Never raises for what is in the files: that is a failed check."""
+    """Run all checks. Never raises because of the content of the files: a problem there is a failed check."""
     evidence = Evidence(files)
     wanted = {**(_OF_A_BUNDLE if files.is_bundle else {}), **_CHECKS}
     checks = [_run(name, partial(check, evidence)) for name, check in wanted.items()]
@@ -100,11 +100,11 @@ def verify(files: PublicFiles) -> list[Check]:
 
 
 def require_verified(files: PublicFiles, checks: list[Check]) -> None:
-    """Raise, naming what failed."""
+    """Raise an error that names the failed checks, if any."""
     failed = [check for check in checks if check.outcome == FAILED]
     if failed:
         names = ", ".join(check.name for check in failed)
-        raise VerifyError(f"{files.origin} does not verify: {names} ({failed[0].detail}); ask its maker for an intact copy")
+        raise VerifyError(f"{files.origin} does not verify: {names} ({failed[0].detail}); get an intact copy from its author")
 
 
 def _run(name: str, check: Callable[[], str]) -> Check:
@@ -115,13 +115,13 @@ def _run(name: str, check: Callable[[], str]) -> Check:
     except DpcertError as error:
         return Check(name, FAILED, str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError) as error:
-        # The files come from someone else and may hold anything.
-        return Check(name, FAILED, f"not of the expected form ({type(error).__name__}: {str(error)[:100]})")
+        # The files are untrusted and may contain anything.
+        return Check(name, FAILED, f"unexpected format ({type(error).__name__}: {str(error)[:100]})")
 
 
-def _expect(holds: bool, words: str) -> None:
-    if not holds:
-        raise VerifyError(words)
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise VerifyError(message)
 
 
 def _manifest(evidence: Evidence) -> str:
@@ -129,12 +129,12 @@ def _manifest(evidence: Evidence) -> str:
     actual = {name: sha256_hex(data) for name, data in evidence.files.content.items() if name != MANIFEST}
     _expect(set(stated) == set(actual), f"{MANIFEST} lists other files: {sorted(set(stated) ^ set(actual))[:3]}")
     for name, digest in actual.items():
-        _expect(stated[name] == digest, f"{name} is not the file {MANIFEST} lists")
-    return f"{len(actual)} files have the SHA-256 that {MANIFEST} lists"
+        _expect(stated[name] == digest, f"{name} does not have the SHA-256 in {MANIFEST}")
+    return f"{len(actual)} files have the SHA-256 in {MANIFEST}"
 
 
 def _chain(evidence: Evidence) -> str:
-    return f"{len(evidence.ledger.events)} lines, each follows from the one before it"
+    return f"{len(evidence.ledger.events)} lines, each follows from the previous one"
 
 
 def _finished(evidence: Evidence) -> str:
@@ -142,19 +142,19 @@ def _finished(evidence: Evidence) -> str:
     _expect(ledger.is_closed, "the ledger is not closed: the run is not finished")
     planned = ledger.opening["steps"]
     _expect(ledger.steps_authorised == planned, f"{ledger.steps_authorised} steps are charged, {planned} were planned")
-    _expect(not evidence.files.key_is_here, "private/key is still here: whoever has it knows the noise")
+    _expect(not evidence.files.key_is_here, "private/key still exists: anyone who has it can recompute the noise")
     return f"closed after the {planned} planned steps"
 
 
 def _plan(evidence: Evidence) -> str:
-    """Every charged step has the noise and sampling the first line announces: what is printed is what was composed."""
+    """Check that every charged step has the noise and sampling of the first line, which is what the statement prints."""
     plan = evidence.ledger.opening
     rate = plan["batch_size"] / plan["dataset_size"]
     _expect(plan["sampling_probability"] == rate, f"q is {plan['sampling_probability']}, batch size / N is {rate}")
     _expect(plan["divisor"] == plan["batch_size"], "the divisor is not the expected batch size")
     for release in evidence.ledger.own_releases():
         same = (release.noise_multiplier, release.sampling_probability) == (plan["noise_multiplier"], rate)
-        _expect(same, f"a block of steps has noise multiplier {release.noise_multiplier}, the plan {plan['noise_multiplier']}")
+        _expect(same, f"some steps have noise multiplier {release.noise_multiplier}, the plan {plan['noise_multiplier']}")
     return f"every step has noise multiplier {plan['noise_multiplier']:g} and q = {rate:.6g}"
 
 
@@ -171,23 +171,25 @@ def _config_and_plan(evidence: Evidence) -> str:
         "target_epsilon": config.privacy.epsilon if bounded else None,
         "noise_source": "seeded" if seeded else "secret",
     }
-    if config.data.size is not None:  # the public N, on which q and epsilon stand
+    if config.data.size is not None:  # the public N, which q and epsilon depend on
         wanted |= {"dataset_size": config.data.size - config.data.validation, "size_given": True}
     row = METHODS.get(config.method.name)
     clip = config.method.clip or (row.clip if row is not None else None)
     wanted |= {} if clip is None else {"clip_rule": clip}
     wanted |= {} if config.data.input_shape is None else {"input_shape": config.data.input_shape}
     for name, value in wanted.items():
-        _expect(plan[name] == value, f"the ledger says {name} = {plan[name]}, {CONFIG} {value}")
+        _expect(plan[name] == value, f"the ledger states {name} = {plan[name]}, {CONFIG} states {value}")
     return f"{', '.join(wanted)} agree"
 
 
 def _epsilon(evidence: Evidence) -> str:
-    """The statement made anew from the ledger against the one in metrics.json, key by key."""
+    """Recompute the statement from the ledger and compare it with metrics.json, key by key."""
     stated, proved = evidence.metrics["privacy"], evidence.statement.as_metrics()
     _same_statement(stated, proved, METRICS, ("private", "reason", "epsilon", "delta", "relation", "accountant", "steps"))
     target = evidence.ledger.opening.get("target_epsilon")
-    if evidence.statement.private and target is not None and not evidence.ledger.earlier:  # else the steps before come on top
+    if (
+        evidence.statement.private and target is not None and not evidence.ledger.earlier
+    ):  # otherwise earlier steps add to the total
         _expect(evidence.statement.epsilon <= target * (1 + _CLOSE), f"epsilon is above the budget of {target}")
     return evidence.statement.short
 
@@ -196,9 +198,11 @@ def _same_statement(stated: Any, proved: dict[str, Any], where: str, required: t
     for name, value in proved.items():
         if name not in stated:
             _expect(name not in required, f"{where} states no {name}")
-            continue  # a run made before this was recorded
-        words = f"other {name} than" if isinstance(value, (list, dict)) else f"{name} = {stated[name]!s:.60}, not {value} as"
-        _expect(_equal(stated[name], value), f"{where} states {words} the ledger proves")
+            continue  # older runs do not record it
+        claim = (
+            f"a different {name} than" if isinstance(value, (list, dict)) else f"{name} = {stated[name]!s:.60}, not {value} as"
+        )
+        _expect(_equal(stated[name], value), f"{where} states {claim} the ledger proves")
 
 
 def _equal(stated: Any, value: Any) -> bool:
@@ -209,20 +213,20 @@ def _equal(stated: Any, value: Any) -> bool:
 
 def _model(evidence: Evidence) -> str:
     _require_model(evidence)
-    return f"{len(evidence.header)} facts and all weights have the SHA-256 in the header"
+    return f"{len(evidence.header)} facts and all weights match the SHA-256 in the header"
 
 
 def _require_model(evidence: Evidence) -> None:
     if not evidence.has(MODEL):
         if evidence.files.is_bundle:
             raise RunError(f"{MODEL} is not in the bundle")
-        raise NotCheckedError(f"{MODEL} is not here")
+        raise NotCheckedError(f"{MODEL} is missing")
 
 
 def _model_and_config(evidence: Evidence) -> str:
     _require_model(evidence)
     digest = sha256_hex(evidence.bytes_of(CONFIG))
-    _expect(evidence.header.get("config_sha256") == digest, f"{CONFIG} is not the config these weights were made with")
+    _expect(evidence.header.get("config_sha256") == digest, f"{CONFIG} is not the config these weights were trained with")
     config = evidence.config
     wanted = {
         "method": config.method.name,
@@ -231,65 +235,68 @@ def _model_and_config(evidence: Evidence) -> str:
     }
     for name, value in wanted.items():
         stated = evidence.header.get(name)
-        _expect(stated == value, f"the model's header says {name} {stated}, the run {value}")
-    _expect(evidence.metrics["method"] == config.method.name, f"{METRICS} names another method than {CONFIG}")
+        _expect(stated == value, f"the header of the model states {name} {stated}, the run {value}")
+    _expect(evidence.metrics["method"] == config.method.name, f"{METRICS} names a different method than {CONFIG}")
     return "the header names the SHA-256 of the config, the method and the data set"
 
 
 def _model_and_ledger(evidence: Evidence) -> str:
     _require_model(evidence)
     header, plan = evidence.header, evidence.ledger.opening
-    _expect(header.get("ledger_head") == evidence.ledger.head, "these weights were made with another ledger")
-    for name in sorted({"classes", "input_shape"} & header.keys()):  # headers of older versions state neither
-        _expect(json.loads(header[name]) == plan[name], f"the header says {name} {header[name]}, the ledger {plan[name]}")
-    if evidence.files.is_bundle or "ledger_sha256" not in header:  # a bundle has no HMACs, which the digest covers
+    _expect(header.get("ledger_head") == evidence.ledger.head, "these weights were trained with a different ledger")
+    for name in sorted({"classes", "input_shape"} & header.keys()):  # headers of older versions have neither
+        _expect(json.loads(header[name]) == plan[name], f"the header states {name} {header[name]}, the ledger {plan[name]}")
+    if evidence.files.is_bundle or "ledger_sha256" not in header:  # a bundle omits the HMACs, which the digest covers
         return "the header names the head of this ledger"
     same = header["ledger_sha256"] == evidence.ledger.sha256
-    _expect(same, f"{LEDGER} is not byte for byte what these weights were made with")
+    _expect(same, f"{LEDGER} is not byte for byte the ledger these weights were trained with")
     return "the header names the SHA-256 of this ledger"
 
 
 def _model_and_epsilon(evidence: Evidence) -> str:
     _require_model(evidence)
     header, statement = evidence.header, evidence.statement
-    _expect(math.isclose(float(header["epsilon"]), statement.epsilon, rel_tol=_CLOSE), "the header states another epsilon")
-    _expect(float(header["delta"]) == statement.delta, "the header states another delta")
-    _expect(header["privacy"] == statement.short, f"the header says {header['privacy']!r}, the ledger {statement.short!r}")
+    _expect(math.isclose(float(header["epsilon"]), statement.epsilon, rel_tol=_CLOSE), "the header states a different epsilon")
+    _expect(float(header["delta"]) == statement.delta, "the header states a different delta")
+    _expect(header["privacy"] == statement.short, f"the header states {header['privacy']!r}, the ledger {statement.short!r}")
     if "statement" not in header:
-        return "epsilon and delta agree (the header is from before whole statements were kept there)"
+        return "epsilon and delta agree (the header is from an older version and has no full statement)"
     _same_statement(json.loads(header["statement"]), statement.as_metrics(), "the header", ("epsilon", "delta"))
-    return "the statement in the header is what the ledger proves"
+    return "the statement in the header matches the ledger"
 
 
 def _curve(evidence: Evidence) -> str:
-    """Steps, epochs and epsilons of training.tsv follow from the ledger; its other columns are out of reach."""
+    """Check that steps, epochs and epsilons of training.tsv follow from the ledger; its other columns cannot be checked."""
     if not evidence.has(CURVE):
-        raise NotCheckedError(f"{CURVE} is not here: the course of the training was not recorded")
+        raise NotCheckedError(f"{CURVE} is missing: the training curve was not recorded")
     rows, statement = open_rows(CurveRow, evidence.files, CURVE), evidence.statement
-    _expect(0 < len(rows) <= _MOST_POINTS, f"{CURVE} holds {len(rows)} rows; a run has 1 to {_MOST_POINTS}")
+    _expect(0 < len(rows) <= _MOST_POINTS, f"{CURVE} has {len(rows)} rows, must have 1 to {_MOST_POINTS}")
     steps = [row.step for row in rows]
-    _expect(steps == sorted(steps) and steps[0] >= 1, f"{CURVE} is not in the order of the steps")
+    _expect(steps == sorted(steps) and steps[0] >= 1, f"{CURVE} is not sorted by step")
     _expect(steps[-1] == statement.steps, f"{CURVE} ends after {steps[-1]} steps, the ledger after {statement.steps}")
     for row in rows:
         epoch = row.step * statement.sampling_probability
-        _expect(abs(row.epoch - epoch) <= _EPOCH_UNIT, f"step {row.step} is at epoch {epoch:.4f}, {CURVE} says {row.epoch}")
-        _expect(_covers(row, statement), f"{CURVE} says epsilon {row.epsilon} after step {row.step}, not what they cost")
+        _expect(abs(row.epoch - epoch) <= _EPOCH_UNIT, f"step {row.step} is at epoch {epoch:.4f}, {CURVE} states {row.epoch}")
+        _expect(
+            _covers(row, statement),
+            f"{CURVE} states epsilon {row.epsilon} after step {row.step}, which does not match the ledger",
+        )
     return f"steps, epochs and epsilons of {len(rows)} points follow from the ledger"
 
 
 def _covers(row: CurveRow, statement: Statement) -> bool:
-    """Whether a row's epsilon is no less than its steps cost, and at most 1 % more."""
+    """Whether the epsilon of a row is at least the cost of its steps, and at most 1 % more."""
     if not statement.private:
         return math.isinf(row.epsilon)
-    wide = spent(row.step, statement)  # an upper bound, and quick: what lies below it is compared with the exact value
-    least = wide if row.epsilon >= wide * (1 - _CLOSE) else epsilon_after(row.step, statement)
+    bound = spent(row.step, statement)  # a fast upper bound; a smaller epsilon is compared with the exact value
+    least = bound if row.epsilon >= bound * (1 - _CLOSE) else epsilon_after(row.step, statement)
     return least * (1 - _CLOSE) <= row.epsilon <= 1.01 * least + _EPSILON_UNIT
 
 
 def _statement_text(evidence: Evidence) -> str:
     text, statement = evidence.bytes_of(STATEMENT).decode(), evidence.statement
-    _expect(text in (f"{statement}\n", f"{statement.without_membership}\n"), f"{STATEMENT} says something else")
-    return "word for word what the ledger proves"
+    _expect(text in (f"{statement}\n", f"{statement.without_membership}\n"), f"{STATEMENT} differs from what the ledger proves")
+    return "matches the ledger word for word"
 
 
 _OF_A_BUNDLE: dict[str, Callable[[Evidence], str]] = {"bundle's list of files": _manifest, STATEMENT: _statement_text}
@@ -308,7 +315,7 @@ _CHECKS: dict[str, Callable[[Evidence], str]] = {
 
 
 def _certificates(evidence: Evidence) -> Iterator[Check]:
-    """For each certification of metrics.json: where it belongs, every row, every figure; then the rows it does not name."""
+    """Check each certification in metrics.json (its model, its rows, its figures), then row files that are not listed there."""
     files = evidence.files
     entries: list[dict[str, Any]] = []
     yield _run("certificates", partial(_list_certifications, evidence, entries))
@@ -330,32 +337,32 @@ _SIDE_ROWS = {SAMPLES: certificates.samples_follow, ATTACKS: certificates.attack
 
 
 def _not_evidence(files: PublicFiles) -> list[Check]:
-    """What lies in a run directory and proves nothing: named, so that nobody takes it for checked."""
+    """Files in a run directory that prove nothing: listed, so that nobody assumes they were checked."""
     names = [*([REPORT] if REPORT in files.content and not files.is_bundle else []), *files.others]
     names = [name for name in names if not name.startswith((".", PRIVATE))]
-    reason = "pages, pictures and other files are not compared with the rows; make a page again with dpcert report"
+    reason = "reports, figures and other files are not compared with the rows; regenerate a report with dpcert report"
     return [Check(", ".join(names), NOT_CHECKED, reason)] if names else []
 
 
 def _list_certifications(evidence: Evidence, entries: list[dict[str, Any]]) -> str:
-    """Put the certifications into `entries`, if each of them names a file of its own."""
-    found = evidence.metrics["certification"]
-    files = [str(entry["file"])[:120] for entry in found]
-    _expect(files == [entry["file"] for entry in found], f"{METRICS} holds a file name that is none")
-    _expect(len(set(files)) == len(files), f"{METRICS} names a file of certificates twice")
-    entries.extend(found)
-    return f"{METRICS} names {len(files)}" if files else "none: the run is not certified"
+    """Add the certifications to `entries`, if each of them names a separate file."""
+    certifications = evidence.metrics["certification"]
+    files = [str(entry["file"])[:120] for entry in certifications]
+    _expect(files == [entry["file"] for entry in certifications], f"{METRICS} contains an invalid file name")
+    _expect(len(set(files)) == len(files), f"{METRICS} lists a certificates file twice")
+    entries.extend(certifications)
+    return f"{METRICS} lists {len(files)}" if files else "none: the run is not certified"
 
 
 def _out_of_reach() -> list[Check]:
-    """What no outsider can check from files: said each time, so that "ok" is never taken for more than it is."""
+    """What cannot be checked from files: always listed, so that nobody reads more into "ok" than it means."""
     reasons = {
-        "the HMACs of the ledger": "they need the run key, which was destroyed when training ended",
-        "that the noise was secret": "no file can show that nobody copied the key while training",
-        "that these steps were what ran": "the ledger is the trainer's own; the code that writes it can be read and tested",
-        "that the data were what they are said to be": "the training data are not here",
-        "tuning": "other runs that were looked at leave no trace in this one; the statement says they are not charged",
-        "accuracies and gradient norms of the training curve": "they need the test images, and the gradients of the training",
-        "the votes and the clean accuracy": "they need the images; repeat them with dpcert certify on another copy of the run",
+        "the HMACs of the ledger": "checking them needs the run key, which was destroyed at the end of training",
+        "that the noise was secret": "no file can show that nobody copied the key during training",
+        "that these steps were what ran": "the trainer wrote the ledger; the code that writes it can be read and tested",
+        "that the data were what they are said to be": "the training data is not included",
+        "tuning": "other runs used for tuning leave no trace in this one; the statement says they are not charged",
+        "accuracies and gradient norms of the training curve": "checking them needs the test images and the training gradients",
+        "the votes and the clean accuracy": "checking them needs the images; repeat dpcert certify on a copy of the run",
     }
     return [Check(name, NOT_CHECKED, reason) for name, reason in reasons.items()]

@@ -1,1 +1,1 @@
-"""Configs, presets, and the joint that runs them from data to report."""
+"""Configs, presets, and the pipeline that runs them from data to report."""

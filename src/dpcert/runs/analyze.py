@@ -1,4 +1,4 @@
-"""From a certified run to samples.tsv: the per-sample metrics beside each certificate. Joins the parts and holds no maths."""
+"""From a certified run to samples.tsv: per-sample metrics joined with each certificate. Glue code without math."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,7 +28,7 @@ from .loaded import LoadedRun
 from .sidecar import check_or_write_sidecar
 
 HEADINGS = ("metric", "25 %", "median", "75 %", "rank correlation", "correlation of its log")
-_RESIDUAL_DIGITS = 9  # what is smaller is rounding of the machine, other in every batch
+_RESIDUAL_DIGITS = 9  # smaller values are rounding errors, which depend on the batch
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 64, 512
 
 
@@ -44,19 +44,21 @@ class AnalyzeRequest:
     search: BallSearch = field(default_factory=BallSearch)
 
     def chosen(self, certified: Sequence[int], size: int, path: Path) -> list[int]:
-        """Evenly spaced ones among the certified images of a test set of `size`."""
+        """Evenly spaced indices among the certified images of a test set of `size` images."""
         if self.examples is None or isinstance(self.examples, str):
             return list(certified)
         require_subset(size, self.examples)
         if not 1 <= self.examples <= len(certified):
             more = f"dpcert certify {path} --examples {self.examples}"
-            raise RunError(f"--examples is {self.examples}, {len(certified)} images are certified; certify more with: {more}")
+            raise RunError(
+                f"--examples is {self.examples}, only {len(certified)} images are certified; certify more with: {more}"
+            )
         return [certified[place] for place in even_subset(len(certified), self.examples)]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The rows of a request, as they are on disk, and the layer the features were taken from."""
+    """The rows of a request as written to disk, and the layer the features were taken from."""
 
     file: Path
     rows: list[SampleRow]
@@ -64,7 +66,7 @@ class Analysis:
 
 
 def analyze(run: LoadedRun, request: AnalyzeRequest, progress: Progress = silent) -> Analysis:
-    """The three metrics of the certified test images, a row each in samples.tsv; images already there are not done again."""
+    """Compute the three metrics of the certified test images, one row per image in samples.tsv; existing rows are reused."""
     data = run.data
     certified = main_certification(run.directory, run.model_sha256, data.x_test, data.y_test)
     indices = request.chosen(sorted(certified.rows), len(data.x_test), run.path)
@@ -104,11 +106,11 @@ def _facts(run: LoadedRun, request: AnalyzeRequest, certified: Certification, la
 
 
 def _refuse_other_certificates(file: Path, certified: Certification) -> None:
-    """A certificate that was made again with the same request is the same; this looks at the rows themselves."""
+    """Compare the rows: the sidecar matches whenever the settings do, even if the certificates were computed again."""
     for row in rows_so_far(SampleRow, file).values():
         certificate = certified.rows.get(row.idx)
         if certificate is not None and (row.radius, row.correct) != (certificate.radius, certificate.correct):
-            raise RunError(f"{file} holds image {row.idx} with another radius than {certified.file}; delete it to begin anew")
+            raise RunError(f"{file} has a different radius for image {row.idx} than {certified.file}; delete it to start over")
 
 
 def _measured(
@@ -121,35 +123,35 @@ def _measured(
     def work(analyst: Analyst, part: list[int]) -> tuple[list[int], Metrics]:
         return part, analyst(x[part], y[part], part)
 
-    for part, found in parallel_map(analysts, work, parts):
+    for part, metrics in parallel_map(analysts, work, parts):
         for place, index in enumerate(part):
-            yield _row(found, place, index, int(y[index]), certified)
+            yield _row(metrics, place, index, int(y[index]), certified)
 
 
-def _row(found: Metrics, place: int, index: int, label: int, certified: Certification) -> SampleRow:
-    columns = (found.gradient_norm, found.hessian_norm, found.hessian_residual, found.lipschitz)
+def _row(metrics: Metrics, place: int, index: int, label: int, certified: Certification) -> SampleRow:
+    columns = (metrics.gradient_norm, metrics.hessian_norm, metrics.hessian_residual, metrics.lipschitz)
     gradient, hessian, residual, lipschitz = values = [float(column[place]) for column in columns]
     if not np.isfinite(values).all():
-        raise ModelError(f"the model's loss or features at test image {index} are not finite numbers; nothing can be measured")
-    own, predict = certified.rows[index], int(found.predict[place])
+        raise ModelError(f"the model's loss or features at test image {index} are not finite; check the weights of the model")
+    certificate, predict = certified.rows[index], int(metrics.predict[place])
     figures = (gradient, hessian, round(residual, _RESIDUAL_DIGITS), lipschitz)
-    return SampleRow(index, label, predict, *figures, certified.sigma, own.radius, own.correct)
+    return SampleRow(index, label, predict, *figures, certified.sigma, certificate.radius, certificate.correct)
 
 
 def summary(rows: Sequence[SampleRow]) -> list[tuple[str, ...]]:
-    """A line for each metric: quartiles and correlation of its logarithm with the certified radius of the true label."""
+    """One line per metric: quartiles, and correlations with the certified radius of the true label (by rank, of its log)."""
     radius = _radii(rows)
     table = []
     for name in METRICS:
         values = np.array([getattr(row, name) for row in rows])
-        found = correlation(values, radius)
+        with_radius = correlation(values, radius)
         quartiles = (f"{value:.4g}" for value in np.percentile(values, (25, 50, 75)))
-        table.append((name, *quartiles, _signed(found.rank), _signed(found.pearson)))
+        table.append((name, *quartiles, _signed(with_radius.rank), _signed(with_radius.pearson)))
     return table
 
 
 def splits(rows: Sequence[SampleRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and lines: the mean of each metric where the radius is below each of the paper's thresholds, and where not."""
+    """Headings and lines: the mean of each metric below and above each radius threshold of the paper."""
     radius, table = _radii(rows), []
     for name in METRICS:
         parts = split_at(np.array([getattr(row, name) for row in rows]), radius)

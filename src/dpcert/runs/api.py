@@ -1,4 +1,4 @@
-"""The Python door to training: `dpcert.train`, with plain arguments."""
+"""The Python API for training: `dpcert.train`, with plain arguments."""
 
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -43,10 +43,10 @@ def train(
 ) -> Run:
     """Train `model` (in place) on `data` within (epsilon, delta).
 
-    `dataset_size` is the public N; without it len(data.x_train) is taken and the statement says so. `seed` fixes the
-    initialisation of a model given by name (a module comes with its own weights). `noise_seed` makes the run reproducible
-    and not private. With `out` the run is kept in a directory, survives a crash and is continued by the same call.
-    Any other key of the config sections ``[train]``, ``[privacy]`` and ``[gradients]`` can be given by its name, for example
+    `dataset_size` is the public N; the default is len(data.x_train), and the privacy statement says so. `seed` fixes the
+    initialization of a model given by name (a module keeps its weights). `noise_seed` makes the run reproducible but not
+    private. With `out`, the run is stored in a directory and survives a crash: the same call resumes it.
+    Any other key of the config sections ``[train]``, ``[privacy]`` and ``[gradients]`` can be passed by name, for example
     ``schedule="cosine", warmup=0.1, averaging="ema"``.
     """
     method = named_method(method) if isinstance(method, str) else method
@@ -95,7 +95,7 @@ def _as_config(model: str, data: Dataset, method: Method, settings: Settings, da
         "none" if method.regulariser is None else getattr(method.regulariser, "name", type(method.regulariser).__name__)
     )
     parts = [part for part in (views, method.regulariser, method.clip_rule) if is_dataclass(part)]
-    own = {key: getattr(part, field) for part in parts for key, field in settings_of(part).items()}
+    part_settings = {key: getattr(part, field) for part in parts for key, field in settings_of(part).items()}
     tables = {
         "data": {"name": data.name, "size": dataset_size, "classes": data.classes, "validation": data.held_out},
         "model": {"name": model},
@@ -106,7 +106,7 @@ def _as_config(model: str, data: Dataset, method: Method, settings: Settings, da
             "clip": method.clip_rule.name,
             "keep_original": getattr(views, "keep_original", True),
             **sigma,
-            **{key: value for key, value in own.items() if key in MethodConfig.model_fields},
+            **{key: value for key, value in part_settings.items() if key in MethodConfig.model_fields},
         },
         "train": settings.train,
         "privacy": settings.privacy,

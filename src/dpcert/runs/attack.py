@@ -1,4 +1,4 @@
-"""From a finished run to attacks.tsv: accuracy under attack, beside what is certified. Joins the parts and holds no maths."""
+"""From a finished run to attacks.tsv: accuracy under attack, compared with certified accuracy. Glue code without math."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _CHOSEN = "floor(i * size / examples)"
 
 @dataclass(frozen=True)
 class AttackRequest:
-    """Which attacks, how strong, on what; `smoothing` None means the base model, `examples` None 500 or all if fewer."""
+    """Attacks, strengths and target. `smoothing=None` means the base model, `examples=None` means 500 (or all if fewer)."""
 
     attacks: tuple[tuple[Attack, tuple[float, ...]], ...]
     smoothing: Smoothing | None = None
@@ -51,11 +51,11 @@ class AttackRequest:
 
     @property
     def target(self) -> str:
-        """What is attacked."""
+        """The attacked classifier."""
         return BASE if self.smoothing is None else SMOOTHED
 
     def count(self, size: int) -> int:
-        """How many of the test images."""
+        """The number of test images to attack."""
         if self.examples is None:
             return min(DEFAULT_EXAMPLES, size)
         return size if isinstance(self.examples, str) else self.examples
@@ -69,7 +69,7 @@ class AttackRequest:
 
 
 def _as_written(value: float) -> float:
-    """A strength or sigma as its row will say it, so that the row is found again."""
+    """A strength or sigma as written in its row, so that lookups find the row."""
     return float(f"{value:g}")
 
 
@@ -87,9 +87,9 @@ def request_for(
     seed: int = 0,
     batch: int | None = None,
 ) -> AttackRequest:
-    """What plain arguments ask for; what is not given is the run's own, or usual."""
+    """Build a request from plain arguments; missing ones come from the config of the run or are defaults."""
     if not smoothed and sigma is not None:
-        raise ConfigError(f"--sigma is {sigma:g}, the base model has no smoothing noise; add --smoothed")
+        raise ConfigError(f"--sigma is {sigma:g}, but the base model has no smoothing noise; add --smoothed")
     kinds = [attack(name, steps, starts) for name in dict.fromkeys(names)]
     chosen = tuple((how, STRENGTHS[how.name] if strengths is None else tuple(strengths)) for how in kinds)
     smoothing = Smoothing(config.certification_sigma if sigma is None else sigma, votes=votes) if smoothed else None
@@ -101,14 +101,14 @@ def numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"--strengths is {text!r}, must be numbers with commas between, as in 0.1,0.5") from error
+        raise ConfigError(f"--strengths is {text!r}, must be comma-separated numbers, for example 0.1,0.5") from error
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """The rows of a request as they are on disk, and the certified accuracy of the same images at each row's strength.
+    """The rows of a request as written to disk, and the certified accuracy of the same images at the strength of each row.
 
-    It is None for the base model, which no certificate is about.
+    It is None for the base model: certificates hold for the smoothed classifier only.
     """
 
     file: Path
@@ -117,30 +117,30 @@ class Attacked:
 
     @property
     def contradictions(self) -> list[str]:
-        """Attacks on the smoothed classifier that beat its certificates by more than chance may: there should be none.
+        """Attacks on the smoothed classifier that contradict its certificates beyond chance; there should be none.
 
-        A certificate may fail with probability alpha, and a verdict of a few votes may fall either way.
+        A certificate may fail with probability alpha, and a prediction from few votes is random.
         """
         pairs = zip(self.rows, self.certified, strict=True)
         return [
-            f"{row.attack} of strength {row.strength:g} leaves {row.accuracy:.4f} (at most {row.high:.4f} by its interval), "
-            f"less than the certified {share:.4f}: look again with more votes (--n); if it stays, one of the two is wrong"
+            f"{row.attack} of strength {row.strength:g} leaves accuracy {row.accuracy:.4f} (interval up to {row.high:.4f}), "
+            f"below the certified accuracy {share:.4f}; repeat with more votes (--n): if this persists, one of the two is wrong"
             for row, share in pairs
             if share is not None and row.high < share
         ]
 
 
 def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = silent, *, again: bool = False) -> Attacked:
-    """Accuracy of evenly spread test images under attack, a row each in attacks.tsv; rows that are there are not done again.
+    """Measure the accuracy of evenly spaced test images under attack, one row per attack in attacks.tsv; rows are reused.
 
-    Rows that were made with other steps, starts or images are refused, or with `again` replaced.
+    Existing rows with other steps, starts or images are an error, or are replaced if `again` is set.
     """
     data = run.data
     examples = request.count(len(data.x_test))
     require_subset(len(data.x_test), examples)
     indices = even_subset(len(data.x_test), examples)
     images = Images(data.x_test[indices], data.y_test[indices], indices)
-    sigma = None if request.smoothing is None else request.smoothing.sigma  # no certificate is about the base model
+    sigma = None if request.smoothing is None else request.smoothing.sigma  # the base model has no certificates
     certified = certification_at(run.directory, sigma, run.model_sha256, data.x_test, data.y_test)
     with run.directory.locked():
         file = run.path / ATTACKS
@@ -150,7 +150,9 @@ def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = sil
         wanted = request.wanted
         other |= _other_settings(file, wanted, examples)
         if other and not again:
-            raise RunError(f"{file} holds {next(iter(other.values()))}; give the same again, or --again to replace such rows")
+            raise RunError(
+                f"{file} contains {next(iter(other.values()))}; use the same settings, or --again to replace these rows"
+            )
         if other:
             drop(AttackRow, file, other, _in_file)
         rows = append_missing_rows(
@@ -167,20 +169,20 @@ def _facts(run: LoadedRun, request: AttackRequest, images: str) -> dict[str, Any
 
 
 def _of_other_images(file: Path, size: int) -> dict[Key, str]:
-    """Rows of a version that chose other images where their number does not divide the size, and how they are told apart."""
+    """Rows of an older version, which chose other images if their number does not divide the size; with a description."""
     if (recorded_facts(file) or {"chosen": _CHOSEN}).get("chosen") == _CHOSEN:
         return {}
     rows = rows_so_far(AttackRow, file)
     return {
-        key: f"rows of the first images, not of evenly spread ones ({row.examples} of {size})"
+        key: f"rows of the first images, not of evenly spaced ones ({row.examples} of {size})"
         for key, row in rows.items()
         if size % row.examples
     }
 
 
 def _other_settings(file: Path, wanted: dict[Key, tuple[Attack, float]], examples: int) -> dict[Key, str]:
-    """Rows made with other steps, starts or images than are wanted, and how: at the same strength they are another figure."""
-    found = {}
+    """Existing rows with other steps, starts or images than wanted, with a description of the difference."""
+    mismatches = {}
     for key, row in rows_so_far(AttackRow, file).items():
         if key not in wanted:
             continue
@@ -188,8 +190,8 @@ def _other_settings(file: Path, wanted: dict[Key, tuple[Attack, float]], example
         pairs = {"steps": (row.steps, how.steps), "starts": (row.starts, how.starts), "examples": (row.examples, examples)}
         differ = [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
         if differ:
-            found[key] = f"{row.attack} of strength {row.strength:g} with other settings ({'; '.join(differ)})"
-    return found
+            mismatches[key] = f"{row.attack} of strength {row.strength:g} with other settings ({'; '.join(differ)})"
+    return mismatches
 
 
 def _in_file(key: Key) -> tuple[str, str, float, float]:
@@ -205,15 +207,15 @@ def _measured(
     for name in todo:
         how, strength = request.wanted[name]
 
-        def tell(count: int, words: str = f"{how.name} {strength:g}") -> None:
+        def report(count: int, words: str = f"{how.name} {strength:g}") -> None:
             nonlocal done
             done += count
             progress(done, total, now=words)
 
         if smoothing is None:
-            right = base_right(run.model, images, how, strength, key, request.batch, tell)
+            right = base_right(run.model, images, how, strength, key, request.batch, report)
         else:
-            right = smoothed_right(run.model, images, how, strength, key, smoothing, request.batch, tell)
+            right = smoothed_right(run.model, images, how, strength, key, smoothing, request.batch, report)
         low, high = confidence_interval(int(right.sum()), len(right))
         setting = (how.name, request.target, name[2], strength, how.steps, how.starts, len(right))
         yield AttackRow(*setting, float(right.double().mean()), low, high)
@@ -228,7 +230,7 @@ def _certified_at(row: AttackRow, certified: Certification | None, indices: list
     return certified_accuracy(radius, correct, row.strength).value
 
 
-def summary(found: Attacked) -> list[tuple[str, ...]]:
+def summary(attacked: Attacked) -> list[tuple[str, ...]]:
     """A line for each row."""
     return [
         (
@@ -241,5 +243,5 @@ def summary(found: Attacked) -> list[tuple[str, ...]]:
             f"{row.steps} x {row.starts}",
             str(row.examples),
         )
-        for row, share in zip(found.rows, found.certified, strict=True)
+        for row, share in zip(attacked.rows, attacked.certified, strict=True)
     ]

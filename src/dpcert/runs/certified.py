@@ -1,4 +1,4 @@
-"""The certificates of a run that other rows are joined with."""
+"""The certificates of a run, to join other rows with."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from .resolve import read_config
 
 @dataclass(frozen=True)
 class Certification:
-    """One certification of the test set: its figures, its rows by example, and a digest of how they were made."""
+    """One certification of the test set: its file, its sigma, its rows by example, and a digest of its settings."""
 
     file: str
     sigma: float
@@ -29,45 +29,45 @@ class Certification:
 
 
 def main_certification(directory: RunDirectory, model_sha256: str, x: Tensor, y: Tensor) -> Certification:
-    """The one the run is spoken of by, as in the report; it must be of this model and images."""
+    """The main certification of the run, as in the report; it must belong to this model and these images."""
     directory.require(directory.metrics)
     files = read_directory(directory.path)
     sigma = main_sigma(open_metrics(files), read_config(directory.path).certification_sigma)
-    found = _certification_at(files, sigma, model_sha256, x, y)
-    if found is None:
-        make = f"dpcert certify {directory.path} --sigma {sigma:g}"
-        raise RunError(f"{directory.path} has no certificates at its sigma {sigma:g}; make them with: {make}")
-    return found
+    certification = _certification_at(files, sigma, model_sha256, x, y)
+    if certification is None:
+        command = f"dpcert certify {directory.path} --sigma {sigma:g}"
+        raise RunError(f"{directory.path} has no certificates at its sigma {sigma:g}; create them with: {command}")
+    return certification
 
 
 def certification_at(
     directory: RunDirectory, sigma: float | None, model_sha256: str, x: Tensor, y: Tensor
 ) -> Certification | None:
-    """The certification of the test set at `sigma`; None where there is none."""
+    """The certification of the test set at `sigma`, or None."""
     if not directory.metrics.exists():
         return None
     return _certification_at(read_directory(directory.path), sigma, model_sha256, x, y)
 
 
 def _certification_at(files: PublicFiles, sigma: float | None, model_sha256: str, x: Tensor, y: Tensor) -> Certification | None:
-    """All certifications of the test set are checked, not only the one that is asked for: rows go beside what is sound."""
+    """Check all certifications of the test set, not only the requested one: rows are joined with intact certificates only."""
     entries = [entry for entry in open_metrics(files)["certification"] if entry["split"] == "test"]
-    found = {entry["file"]: certification_of(files, entry, model_sha256, x, y) for entry in entries}
+    certifications = {entry["file"]: certification_of(files, entry, model_sha256, x, y) for entry in entries}
     chosen = store.certification_at(entries, sigma)
-    return None if chosen is None else found[chosen["file"]]
+    return None if chosen is None else certifications[chosen["file"]]
 
 
 def certification_of(files: PublicFiles, entry: dict[str, Any], model_sha256: str, x: Tensor, y: Tensor) -> Certification:
-    """The rows that an entry of metrics.json speaks of."""
+    """The rows that an entry of metrics.json refers to."""
     file = files.origin / entry["file"]
     sidecar = file.with_suffix(".json")
-    again = f"delete {file.name} and {sidecar.name}, then: dpcert certify {files.origin}"
+    redo = f"delete {file.name} and {sidecar.name}, then run: dpcert certify {files.origin}"
     facts = open_settings(files, entry)
     if facts.get("model_sha256") != model_sha256:
-        raise RunError(f"{file} was made for another model (its SHA-256 differs); {again}")
+        raise RunError(f"{file} was computed with a different model (its SHA-256 differs); {redo}")
     if facts.get("images_sha256") != images_sha256(x, y):
-        raise RunError(f"{file} was made for other images (their SHA-256 differs); restore the data set, or {again}")
+        raise RunError(f"{file} was computed for different images (their SHA-256 differs); restore the data set, or {redo}")
     rows = {row.idx: row for row in open_rows(CertificateRow, files, file.name) if is_about(entry, row.idx)}
     if len(rows) != entry["examples"] or max(rows) >= len(x):
-        raise RunError(f"{file} holds {len(rows)} rows, metrics.json speaks of {entry['examples']}; run dpcert certify again")
+        raise RunError(f"{file} has {len(rows)} rows, metrics.json states {entry['examples']}; rerun dpcert certify")
     return Certification(file.name, float(entry["sigma"]), rows, sha256_hex(files.bytes_of(sidecar.name)))

@@ -1,4 +1,4 @@
-"""From a finished run to certificates and their figures. Joins the parts and holds no maths."""
+"""From a finished run to certificates and their figures. Glue code without math."""
 
 import math
 import time
@@ -39,9 +39,9 @@ DEFAULT_EXAMPLES = 500
 
 @dataclass(frozen=True)
 class CertifyRequest:
-    """What to certify and how; `examples` None means 500, or all where there are fewer.
+    """What to certify and how; `examples=None` means 500, or all if there are fewer.
 
-    With `simultaneous` the examples share alpha: another number of them is another statement, with a file of its own.
+    With `simultaneous` the examples share alpha: a different number of examples is a different statement, in another file.
     """
 
     how: Request
@@ -57,17 +57,17 @@ class CertifyRequest:
         return size if isinstance(self.examples, str) else self.examples
 
     def is_for_fewer_than(self, examples: int) -> bool:
-        """Whether fewer are asked for than these, which are there already and are kept."""
+        """Whether the request is for fewer than `examples` existing certificates, which are then kept."""
         asked = DEFAULT_EXAMPLES if self.examples is None else self.examples
         return isinstance(asked, int) and asked < examples
 
     def resolved(self, size: int) -> "CertifyRequest":
-        """The same request, knowing out of how many images: only then is alpha's share of each image known."""
+        """The same request for a test set of `size` images, which decides the share of alpha of each image."""
         return replace(self, how=replace(self.how, together=self.count(size))) if self.simultaneous else self
 
 
 def request_of(config: Config) -> CertifyRequest:
-    """What a config wants certified."""
+    """The certification a config asks for."""
     wanted = config.certify
     how = Request(config.certification_sigma, wanted.n0, wanted.n, wanted.alpha, wanted.fresh_noise, wanted.skip_misclassified)
     return CertifyRequest(how, wanted.examples, wanted.seed)
@@ -75,7 +75,7 @@ def request_of(config: Config) -> CertifyRequest:
 
 @dataclass(frozen=True)
 class _Task:
-    """A finished run with the images a request is about."""
+    """A finished run with the images of a request."""
 
     run: LoadedRun
     x: Tensor
@@ -95,10 +95,10 @@ def _task(run: LoadedRun, request: CertifyRequest) -> _Task:
 
 
 def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent) -> dict[str, Any]:
-    """Certificates for a run's test set (or validation split), and their figures in metrics.json."""
+    """Certify the test set (or validation split) of a run, and add the figures to metrics.json."""
     task = _task(run, request)
     request = task.request
-    run.directory.require(run.directory.metrics)  # not after hours of votes
+    run.directory.require(run.directory.metrics)  # fail before hours of voting, not after
     with run.directory.locked():
         file, key = _rows_file(task, request, CERTIFICATES)
         _refuse_rows_of_others(CertificateRow, file, even_subset(len(task.x), task.examples), request.how)
@@ -115,7 +115,7 @@ def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent
 
 
 def certificates_of(run: LoadedRun, entry: dict[str, Any]) -> Certificates:
-    """The certificates behind an entry of metrics.json, as tensors in the order of their images."""
+    """The certificates of an entry of metrics.json as tensors, in the order of the images."""
     rows = [row for row in read_rows(CertificateRow, run.path / entry["file"]) if is_about(entry, row.idx)]
     rows.sort(key=lambda row: row.idx)
     return Certificates(
@@ -156,7 +156,7 @@ def decide(run: LoadedRun, request: CertifyRequest, radius: float, progress: Pro
 
 
 def kept_indices(published: dict[str, Any], file: Path, asked: int) -> list[int] | None:
-    """The images of published figures that a request for fewer of them leaves as they are; None where it is for no fewer.
+    """The images of the published figures, if the request asks for fewer: such a request changes nothing. Otherwise None.
 
     All their rows must be in `file`.
     """
@@ -165,10 +165,10 @@ def kept_indices(published: dict[str, Any], file: Path, asked: int) -> list[int]
 
 
 def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: int, least: int = 0) -> list[int]:
-    """The even subset of `size` images that a request for `asked` of them is about: never fewer than there are already.
+    """The even subset of `size` images for a request of `asked` images; never smaller than what exists already.
 
-    Those are at `least` as many as figures were published of, even if rows were lost, and the largest even subset whose
-    rows are in `file`. Without rows there is nothing to keep.
+    What exists is the larger of `least`, the number of images with published figures (even if rows were lost), and the
+    largest even subset whose rows are all in `file`. If `file` has no rows, exactly `asked` images are chosen.
     """
     held = set(rows_so_far(kind, file))
     count = max(asked, least) if held else asked
@@ -177,7 +177,7 @@ def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: 
 
 
 def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:
-    """The file for this request and the key of its noise; another (n0, n, alpha) at the same sigma has its own file."""
+    """The file and the noise key for this request; each other (n0, n, alpha) at the same sigma has a separate file."""
     how, run = request.how, task.run
     stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
     stem += "" if radius is None else f"-r{radius:g}"
@@ -194,7 +194,9 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
     if sidecar.exists():
         return sidecar.with_suffix(".tsv"), _recorded_key(sidecar, facts, request.seed)
     if sidecar.with_suffix(".tsv").exists():
-        raise RunError(f"{sidecar.with_suffix('.tsv')} has no {sidecar.name} beside it, which holds its noise key; delete it")
+        raise RunError(
+            f"{sidecar.with_suffix('.tsv')} has no {sidecar.name}, which contains its noise key; delete it to certify again"
+        )
     key = secret_key() if request.seed is None else key_from_seed(request.seed, "certify")
     facts |= {"seed": request.seed, "noise_key": key.hex()}
     write_checked_json(sidecar, facts)
@@ -202,16 +204,16 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
 
 
 def _refuse_rows_of_others(kind: type[AnyExampleRow], file: Path, indices: list[int], how: Request) -> None:
-    """Certificates that share alpha hold together because there are as many as share it: none may be added."""
+    """Raise if `file` has rows of other images: certificates that share alpha are valid for exactly that many images."""
     if how.together is not None and not rows_so_far(kind, file).keys() <= set(indices):
-        beside = file.with_suffix(".json").name
+        sidecar = file.with_suffix(".json").name
         raise RunError(
-            f"{file} holds rows of other images, chosen by an earlier version; delete it and {beside} to certify again"
+            f"{file} contains rows of other images, chosen by an earlier version; delete it and {sidecar} to certify again"
         )
 
 
 def read_facts(sidecar: Path) -> dict[str, Any]:
-    """What stands beside a file of certificates: how they were made."""
+    """The sidecar of a file of certificates, which records their settings."""
     return read_checked_json(sidecar, what="certificate facts", remedy="delete it and its .tsv to certify again")
 
 
@@ -220,20 +222,20 @@ def _recorded_key(sidecar: Path, facts: dict[str, Any], seed: int | None) -> byt
     for name, value in facts.items():
         if recorded.get(name) != value:
             raise RunError(
-                f"{sidecar} was made with {name} = {recorded.get(name)}, now it is {value}; delete it and its "
+                f"{sidecar} records {name} = {recorded.get(name)}, the request has {value}; delete it and its "
                 ".tsv to certify again"
             )
     if seed is not None and recorded.get("seed") != seed:
         raise RunError(
-            f"{sidecar} was made with seed {recorded.get('seed')}, --seed {seed} is asked for; leave --seed out "
-            "to go on, or delete it and its .tsv"
+            f"{sidecar} records seed {recorded.get('seed')}, the request has --seed {seed}; omit --seed "
+            "to resume, or delete it and its .tsv to certify again"
         )
     try:
         key = bytes.fromhex(recorded["noise_key"])
         if len(key) != KEY_BYTES:
             raise ValueError("wrong length")
     except (KeyError, ValueError, TypeError) as error:
-        raise RunError(f"{sidecar} holds no noise key; delete it and its .tsv to certify again") from error
+        raise RunError(f"{sidecar} has no valid noise key; delete it and its .tsv to certify again") from error
     return key
 
 
@@ -270,7 +272,7 @@ def _subset_in_words(indices: list[int], labels: Tensor, split: str) -> str:
 
 
 def _add_to_metrics(task: _Task, entry: dict[str, Any], seconds: float | None) -> None:
-    """Put the figures into metrics.json; `seconds` is what making rows took, None where they were all there."""
+    """Add the figures to metrics.json; `seconds` is the time spent on new rows, None if there were none."""
     path = task.run.directory.metrics
     before = read_metrics(path)
     metrics = {**before, "timing": dict(before["timing"])}

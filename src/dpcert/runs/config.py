@@ -1,7 +1,7 @@
-"""The typed config, in TOML. An unknown or ill-typed key is an error that names it.
+"""The typed config, in TOML. An unknown key or a value of the wrong type is an error that names the key.
 
-What affects the promise stands in `[data]`, `[model]`, `[method]`, `[train]`, `[privacy]`; what affects only how fast it is
-kept (`SPEED_KEYS`) and what is measured afterwards (`[certify]`) may change between two starts of the same run.
+Keys that affect the privacy guarantee are in `[data]`, `[model]`, `[method]`, `[train]` and `[privacy]`. Keys that affect only
+speed (`SPEED_KEYS`) or later measurements (`[certify]`) may change when a run is resumed.
 """
 
 import tomllib
@@ -21,9 +21,9 @@ from ..training.settings import GradientsConfig, PrivacyConfig, Settings, TrainC
 
 
 class DataConfig(Section):
-    """Which data. `size` is the public N, `classes` the public number of classes, `validation` records are held out.
+    """The data set. `size` is the public N, `classes` the public number of classes, `validation` the count of held-out records.
 
-    `input_shape` (channels, height, width) is filled in from the data; where it is given the data must have it.
+    `input_shape` (channels, height, width) is filled in from the data; if it is given, the data must match it.
     """
 
     name: str = "mnist"
@@ -35,7 +35,7 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which model."""
+    """The model."""
 
     name: str = "cnn"
 
@@ -43,7 +43,7 @@ class ModelConfig(Section):
 class MethodConfig(Section):
     """A named method, or (name = "custom") any combination of views, regulariser and clip.
 
-    The keys after `keep_original` belong to one part each (its word stands first); without a value the part has its own.
+    Each key after `keep_original` belongs to the part named by its prefix; None means the default of that part.
     """
 
     name: str = "dp-gaussian"
@@ -67,13 +67,13 @@ class MethodConfig(Section):
 
     @property
     def settings_of_parts(self) -> dict[str, float]:
-        """The given ones of those keys."""
+        """The keys of the parts that have a value."""
         shared = {"name", "views", "regulariser", "clip", "sigma", "copies", "keep_original"}
         return self.model_dump(exclude=shared, exclude_none=True)
 
 
 class CertifyConfig(Section):
-    """How the result is certified; `sigma` is the method's unless given, `examples` 500 (or all, if there are fewer)."""
+    """How the result is certified. Defaults: `sigma` is that of the method, `examples` is 500 (or all if there are fewer)."""
 
     sigma: float | None = Field(None, gt=0, le=100)
     n0: int = Field(100, ge=1, le=10**9)
@@ -86,7 +86,7 @@ class CertifyConfig(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """The config of a run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -102,7 +102,7 @@ class Config(Section):
         return self.certify.sigma if self.certify.sigma is not None else self.method.sigma
 
     def build_method(self) -> Method:
-        """The method as an object: the row of its name, with the parts that the config states itself."""
+        """Build the method: the named method, with the parts that the config overrides."""
         chosen = self.method
         row = METHODS.get(one_of("method.name", chosen.name, (*METHODS, "custom")))
         known = {"views": tuple(VIEWS), "regulariser": tuple(REGULARISERS), "clip": tuple(CLIP_RULES)}
@@ -122,18 +122,18 @@ class Config(Section):
         )
 
     def for_images(self, shape: Sequence[int]) -> "Config":
-        """The same config, stating the shape of the images it is used with."""
+        """The same config with `data.input_shape` set to the shape of the images."""
         stated = self.data.input_shape
         if stated is not None and stated != list(shape):
             raise DataError(f"the images have shape {list(shape)}, data.input_shape is {stated}; correct one of them")
         return self.model_copy(update={"data": self.data.model_copy(update={"input_shape": list(shape)})})
 
     def settings(self) -> Settings:
-        """What the training loop needs: these very sections."""
+        """The sections that the training loop needs."""
         return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients)
 
     def to_toml(self) -> str:
-        """The resolved config as TOML; keys without a value, and `OPTIONAL` ones at their default, are left out."""
+        """The resolved config as TOML; keys without a value, and `OPTIONAL` keys at their default, are omitted."""
         lines = []
         for section, keys in self:
             lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in keys.stated().items()), ""]
@@ -156,12 +156,12 @@ def _toml_value(value: Any) -> str:
 
 
 def parse(tables: Mapping[str, Any], origin: str) -> Config:
-    """A config from nested tables; the first thing wrong is named with its place."""
+    """Parse nested tables; an error names the first invalid key."""
     return validated(Config, tables, origin)
 
 
 def parse_text(data: bytes, origin: str) -> Config:
-    """The config of a TOML file that is at hand as bytes."""
+    """Parse the bytes of a TOML file."""
     try:
         return parse(tomllib.loads(data.decode("utf-8")), origin)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -174,7 +174,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE_BYTES + 1)
         if len(data) > _LARGEST_FILE_BYTES:
-            raise ConfigError(f"config file {path} has more than {_LARGEST_FILE_BYTES} bytes; it is not a config")
+            raise ConfigError(
+                f"config file {path} has more than {_LARGEST_FILE_BYTES} bytes, which is too large for a config; check the path"
+            )
         return tomllib.loads(data.decode("utf-8"))
     except ConfigError:
         raise
@@ -185,21 +187,21 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override(tables: dict[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
-    """`tables` with ``section.key`` assignments put in."""
+    """`tables` with ``section.key`` assignments applied."""
     merged = {section: dict(values) if isinstance(values, Mapping) else values for section, values in tables.items()}
     for name, value in assignments.items():
         section, _, key = name.partition(".")
         if not key or not isinstance(merged.setdefault(section, {}), dict):
-            raise ConfigError(f"--set {name}: write it as section.key=value, e.g. --set train.epochs=1")
+            raise ConfigError(f"--set {name}: use section.key=value, for example --set train.epochs=1")
         merged[section][key] = value
     return merged
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``section.key=value``; the value is read as TOML, or as text where that fails."""
+    """``section.key=value``; the value is parsed as TOML, or taken as text if that fails."""
     name, equals, raw = text.partition("=")
     if not equals or "." not in name:
-        raise ConfigError(f"--set {text!r}: write it as section.key=value, e.g. --set train.epochs=1")
+        raise ConfigError(f"--set {text!r}: use section.key=value, for example --set train.epochs=1")
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
     except (ValueError, RecursionError):
@@ -209,13 +211,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def differences(old: Config, new: Config) -> list[str]:
     """How two training requests differ: ``key: old -> new`` for every key that matters."""
-    found = []
+    changes = []
     for section, values in new.model_dump().items():
         before = getattr(old, section).model_dump()
         for key, value in values.items():
             name = f"{section}.{key}"
             if name == _FROM_THE_DATA and None in (value, before[key]):
-                continue  # a request need not state it, and older runs do not
+                continue  # optional in a request, and absent in older runs
             if value != before[key] and name not in SPEED_KEYS and not name.startswith(UNRELATED_TO_TRAINING):
-                found.append(f"{name}: {before[key]} -> {value}")
-    return found
+                changes.append(f"{name}: {before[key]} -> {value}")
+    return changes

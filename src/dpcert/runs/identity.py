@@ -1,7 +1,7 @@
-"""How a run recognizes its model and test images when they are given to it again.
+"""How a run recognizes its model and test images when the user passes them again.
 
-Names and shapes of tensors do not tell a ReLU from a tanh, so the header of a model file also keeps the class of the module and
-its logits for one fixed image. All of it is computed from the released weights.
+Names and shapes of tensors cannot distinguish a ReLU from a tanh, so the header of a model file also records the class of the
+module and its logits for one fixed image. All of it is computed from the released weights.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from ..errors import DataError, RunError
 from ..store.durable import canonical_json
 
 _CLASS, _LOGITS, _IMAGES = "model_class", "model_logits", "test_images_sha256"
-_DIGITS, _TOLERANCE = 6, 1e-3  # devices and batch sizes round differently; another architecture is far off
+_DIGITS, _TOLERANCE = 6, 1e-3  # rounding depends on device and batch size; another architecture differs by far more
 
 
 def images_sha256(x: Tensor, y: Tensor) -> str:
-    """Which images rows are about."""
+    """Digest of images and labels, which identifies the images of a row file."""
     digest = hashlib.sha256()
     for values in (x, y):
         for rows in chunks(values):
@@ -30,7 +30,7 @@ def images_sha256(x: Tensor, y: Tensor) -> str:
 
 
 def facts_of(model: nn.Module, data: Dataset) -> dict[str, str]:
-    """What the header of a model file says about the module and the test images."""
+    """The facts about the module and the test images for the header of a model file."""
     logits = [float(f"{value:.{_DIGITS}g}") for value in _logits(model, data.input_shape)]
     return {
         _CLASS: f"{type(model).__module__}.{type(model).__qualname__}",
@@ -40,29 +40,29 @@ def facts_of(model: nn.Module, data: Dataset) -> dict[str, str]:
 
 
 def require_same_model(model: nn.Module, input_shape: tuple[int, ...], facts: Mapping[str, str], place: str) -> None:
-    """Raise unless `model`, with the weights of a run in it, computes what the run's own module computed."""
+    """Raise unless `model`, loaded with the weights of a run, computes the same logits as the model of that run."""
     if _LOGITS not in facts:
-        return  # a run of an older version
+        return  # runs of older versions do not record logits
     expected = torch.tensor(json.loads(facts[_LOGITS]), dtype=torch.float64)
-    found = torch.tensor(_logits(model, input_shape), dtype=torch.float64)
+    actual = torch.tensor(_logits(model, input_shape), dtype=torch.float64)
     scale = max(1.0, float(expected.abs().max()))
-    if found.shape == expected.shape and bool((found - expected).abs().max() <= _TOLERANCE * scale):
+    if actual.shape == expected.shape and bool((actual - expected).abs().max() <= _TOLERANCE * scale):
         return
     given = f"{type(model).__module__}.{type(model).__qualname__}"
     raise RunError(
-        f"{place} was trained with another model ({facts.get(_CLASS)}): {given} takes its weights but computes other logits; "
-        "give the model it was trained with"
+        f"{place} was trained with another model ({facts.get(_CLASS)}): {given} accepts its weights but computes other logits; "
+        "pass the model it was trained with"
     )
 
 
 def require_same_test_images(data: Dataset, facts: Mapping[str, str], place: str) -> None:
     """Raise unless the test images are those the run was evaluated on when it was trained."""
     if _IMAGES in facts and images_sha256(data.x_test, data.y_test) != facts[_IMAGES]:
-        raise DataError(f"the test images are not those of {place} (their SHA-256 differs); give the data it was trained with")
+        raise DataError(f"the test images are not those of {place} (their SHA-256 differs); pass the data it was trained with")
 
 
 def _logits(model: nn.Module, input_shape: tuple[int, ...]) -> list[float]:
-    """The logits of one fixed image: a pattern with an edge in it, away from symmetries that would hide a layer."""
+    """The logits of one fixed image: a pattern with edges and without symmetries that could hide a layer."""
     parameter = next(model.parameters())
     size = torch.Size(input_shape).numel()
     image = ((torch.arange(size) * 7919) % 256).float().div(255.0).reshape(1, *input_shape)

@@ -1,4 +1,4 @@
-"""The test images behind a run's certificates, for who shows them. Joins configs, data sets and sidecars of certificates."""
+"""The test images of the certificates of a run, for reports. Joins configs, data sets and sidecars of certificates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,35 +18,35 @@ from .sources import data_for
 
 
 class TestImages:
-    """Loads the test splits of runs, each data set once; nothing is ever downloaded for a page."""
+    """Loads the test splits of runs, each data set once; reports never trigger a download."""
 
-    __test__ = False  # its name is not meant for pytest
+    __test__ = False  # not a test class, despite its name
 
     def __init__(self, given: Dataset | Path | str | None = None) -> None:
         self._given = given
         self._loaded: dict[str, tuple[Sequence[np.ndarray], str] | str] = {}
 
     def of(self, run: Path, certificates: str) -> tuple[Sequence[np.ndarray] | None, str]:
-        """The test images, each ``[channels, height, width]``, or None and the reason in a few words that name no path.
+        """The test images, each ``[channels, height, width]``, or None and a short reason that contains no path.
 
-        They must be the images that were certified, whose SHA-256 is in the file beside the rows.
+        They must be the certified images, whose SHA-256 is in the sidecar of the rows.
         """
         config = read_config(run)
         key = config.data.model_dump_json()
         if key not in self._loaded:
             self._loaded[key] = _load(config, self._given)
-        found = self._loaded[key]
-        if isinstance(found, str):
-            return None, found
-        images, digest = found
+        loaded = self._loaded[key]
+        if isinstance(loaded, str):
+            return None, loaded
+        images, digest = loaded
         certified = _certified_images(run / certificates)
         if certified is None:
-            return None, "the file beside the certificates does not tell which images were certified"
+            return None, "the sidecar of the certificates does not record which images were certified"
         return (images, "") if certified == digest else (None, "the data set on this machine is not the one that was certified")
 
 
 def _certified_images(rows: Path) -> str | None:
-    """The SHA-256 in the file beside the rows; None where it is missing, damaged or from before it was recorded."""
+    """The SHA-256 of the images in the sidecar of the rows; None if the sidecar is missing, damaged or too old to have it."""
     try:
         stated = read_facts(rows.with_suffix(".json")).get("images_sha256")
     except DpcertError:
@@ -56,11 +56,11 @@ def _certified_images(rows: Path) -> str | None:
 
 def _load(config: Config, given: Dataset | Path | str | None) -> tuple[Sequence[np.ndarray], str] | str:
     if given is None and config.data.path and not exists(Path(config.data.path)):
-        return "the file of the data set is not where config.toml says"
+        return "the data file is not at the path in config.toml"
     if given is None and not config.data.path and config.data.name not in SOURCES:
-        return "the data set was given in Python"
+        return "the data set was passed in Python"
     if given is None and not config.data.path and missing_files(SOURCES[config.data.name]):
-        return "the data set is not on this machine (dpcert data fetch brings it)"
+        return "the data set is not on this machine (download it with dpcert data fetch)"
     try:
         data = data_for(config, given)
     except DpcertError:
@@ -69,7 +69,7 @@ def _load(config: Config, given: Dataset | Path | str | None) -> tuple[Sequence[
 
 
 class _Arrays(Sequence[np.ndarray]):
-    """Images as arrays, each read when it is asked for: a page shows a few of them."""
+    """Images as arrays, each read on access: a report shows only a few of them."""
 
     def __init__(self, images: Tensor) -> None:
         self._images = images

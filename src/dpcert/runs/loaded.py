@@ -20,7 +20,7 @@ from .sources import data_for
 
 
 class LoadedRun:
-    """A finished run: its model, its privacy statement, its data. What is done with it is in the modules next to this one."""
+    """A finished run: its model, its privacy statement, its data. The operations on it are in other modules of this package."""
 
     def __init__(
         self,
@@ -49,22 +49,24 @@ class LoadedRun:
 
     @property
     def epsilon(self) -> float:
-        """From the ledger; infinite when the run is not private."""
+        """Epsilon from the ledger; infinite if the run is not private."""
         return self.statement.epsilon
 
     @cached_property
     def data(self) -> Dataset:
-        """The run's data set, read on first use; its shape, classes and test images must be those the run recorded."""
+        """The data set of the run, read on first use; shape, classes and test images must match what the run recorded."""
         data = data_for(self.config, self._given_data, self._data_progress)
         why = mismatch(data.input_shape, self.input_shape)
         if why is not None:
             raise DataError(f"the images of {data.name} do not fit {self.path}: the data {why}")
         if (data.classes or 0) > self.classes:
-            raise DataError(f"the data have {data.classes} classes, {self.path} was trained for {self.classes}")
+            raise DataError(
+                f"the data has {data.classes} classes, {self.path} was trained for {self.classes}; pass the data of that run"
+            )
         require_same_test_images(data, self._facts, str(self.path))
         return data
 
     def smoothed(self, sigma: float | None = None, *, fresh_noise: bool = False) -> SmoothedClassifier:
-        """The smoothed classifier of the run's model; `sigma` is the run's own unless given."""
+        """The smoothed classifier of the model; `sigma` defaults to the certification sigma of the run."""
         chosen = self.config.certification_sigma if sigma is None else sigma
         return SmoothedClassifier(self.model, chosen, fresh_noise=fresh_noise)

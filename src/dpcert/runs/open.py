@@ -1,7 +1,7 @@
-"""The one way to open a finished run: checked files, its model, its data, and what can be done with them.
+"""Open a finished run: check its files, load its model and data, and offer the operations on them.
 
-What the model takes and answers are recorded facts. The order in which a weights file yields its tensors differs from process
-to process, so nothing may be read off it.
+The input shape and the number of classes come from recorded facts. They must not be inferred from the order of the tensors in
+a weights file, which differs between processes.
 """
 
 import math
@@ -45,11 +45,11 @@ def open_run(
     input_shape: Shape | None = None,
     data_progress: Progress = silent,
 ) -> "OpenRun":
-    """Open a finished run. Its ledger is checked, and its model must have been made by that ledger.
+    """Open a finished run. Checks the ledger, and that the model was trained with that ledger.
 
-    `model` and `data` are needed only where the run was trained with custom ones. `model` is a module, which gets the run's
-    weights, or a function ``factory(input_shape, classes)`` that returns one. `data` is a `Dataset` or the path of one; it is
-    read when it is first needed. `input_shape` is for runs of older versions that do not state it.
+    `model` and `data` are needed only if the run was trained with custom ones. `model` is a module, which receives the weights
+    of the run, or a function ``factory(input_shape, classes)`` that returns one. `data` is a `Dataset` or a path to one; it is
+    read on first use. `input_shape` is for runs of older versions that do not record it.
     """
     directory = RunDirectory(Path(path))
     directory.require(directory.config, directory.ledger, directory.model)
@@ -83,13 +83,13 @@ def _module(config: Config, model: nn.Module | Factory | None, shape: Shape, cla
     if config.model.name not in MODELS:
         name = config.model.name if is_factory_name(config.model.name) else HOW_TO_NAME
         raise RunError(
-            f"{path} holds a custom model ({config.model.name}); give it again: --model {name}, or open_run(..., model=...)"
+            f"{path} has a custom model ({config.model.name}); pass it again: --model {name}, or open_run(..., model=...)"
         )
     return build_model(config.model.name, input_shape=shape, classes=classes)
 
 
 class OpenRun(LoadedRun):
-    """A finished run with what can be done with it: certify, predict, analyze, attack, report."""
+    """A finished run with its operations: certify, predict, analyze, attack, report."""
 
     def predict(self, x: Tensor, *, sigma: float | None = None, n: int = 10_000, alpha: float = 0.001) -> Tensor:
         """The smoothed class of each input, -1 = abstain; always with fresh noise. For radii: ``run.smoothed().certify(x)``."""
@@ -107,9 +107,9 @@ class OpenRun(LoadedRun):
         split: str = "test",
         progress: Progress = silent,
     ) -> Certificates:
-        """Certify evenly spread test images into the run directory (500, or all where there are fewer); resumable.
+        """Certify evenly spaced test images and store the rows in the run directory (500, or all if fewer); resumable.
 
-        The answer is about all images that the file of certificates holds for this request.
+        The result covers all images that the certificates file contains for this request.
         """
         chosen = self.config.certification_sigma if sigma is None else sigma
         request = CertifyRequest(Request(chosen, n0, n, alpha), examples, seed, split)
@@ -129,19 +129,19 @@ class OpenRun(LoadedRun):
         seed: int = 0,
         progress: Progress = silent,
     ) -> Attacked:
-        """Accuracy of evenly spread test images under attack (fgsm, pgd-linf, pgd-l2), in attacks.tsv."""
+        """Accuracy of evenly spaced test images under attack (fgsm, pgd-linf, pgd-l2), in attacks.tsv."""
         names = (attacks,) if isinstance(attacks, str) else tuple(attacks)
         return run_attacks(
             self, request_for(self.config, names, strengths, smoothed=smoothed, examples=examples, seed=seed), progress
         )
 
     def report(self, html: Path | str | None = None) -> Path:
-        """Write the page of this run (RUN/report.html unless given) and return its path."""
+        """Write the report of this run (default: RUN/report.html) and return its path."""
         return write_page([self.path], Path(html) if html is not None else self.directory.report, data=self._given_data)
 
 
 def recorded_classes(ledger: Ledger) -> int:
-    """The number of classes, which the opening line of every ledger states."""
+    """The number of classes, from the opening line of the ledger."""
     stated: Any = ledger.opening.get("classes")
     return integer_in("the ledger's classes", stated, 2, 10**6, error=LedgerError, remedy="restore the ledger from a copy")
 
@@ -149,7 +149,7 @@ def recorded_classes(ledger: Ledger) -> int:
 def recorded_shape(config: Config, ledger: Ledger) -> Shape | None:
     """Channels, height and width of the images the run was trained on.
 
-    Runs of older versions do not state it: it is then that of their data set, or None where that is out of reach.
+    Runs of older versions do not record it: the shape then comes from their data set, or is None if that is not available.
     """
     stated = ledger.opening.get("input_shape")
     if stated is not None:
@@ -163,6 +163,6 @@ def recorded_shape(config: Config, ledger: Ledger) -> Shape | None:
 def _checked(stated: Any) -> Shape:
     whole = isinstance(stated, list) and len(stated) == 3 and all(type(size) is int and size >= 1 for size in stated)
     if not whole or math.prod(stated) > LARGEST_IMAGE:
-        raise LedgerError("the ledger's first line states no usable 'input_shape'; restore the ledger from a copy")
+        raise LedgerError("the ledger's first line has no valid 'input_shape'; restore the ledger from a copy")
     channels, height, width = stated
     return channels, height, width

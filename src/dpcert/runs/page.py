@@ -1,4 +1,4 @@
-"""The page of one or more runs, with the test images their certificates are about."""
+"""The HTML report of one or more runs, with the certified test images."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,14 +17,14 @@ def write_page(
     data: Dataset | Path | str | None = None,
     paper: Paper = no_paper,
 ) -> Path:
-    """Write the page of `runs` (and their figures), and return its path; `data` shows images of custom data."""
+    """Write the report of `runs` (and their figures) and return its path; `data` provides images of custom data."""
     facts = [read_run(path) for path in runs]
     write_report(with_images(facts, data) if html is not None else facts, html, figures, paper)
     return html if html is not None else Path()
 
 
 def with_images(runs: Sequence[RunFacts], data: Dataset | Path | str | None = None) -> list[RunFacts]:
-    """The runs with the images their certificates are about: the report reads rows only and loads no data set."""
+    """Add the certified images to the runs: the report package reads rows only and loads no data set."""
     loader, shown = TestImages(data), []
     for run in runs:
         if run.main is not None:

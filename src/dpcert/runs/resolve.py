@@ -1,4 +1,4 @@
-"""From what a user typed to a config: presets, files, single keys."""
+"""Build a config from user input: presets, files, single keys."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from .config import Config, override, parse, read_toml
 def resolve(source: str | None, assignments: Mapping[str, Any], tell: Callable[[str], object] = lambda line: None) -> Config:
     """A config from a preset's name or a TOML file, with single keys overridden.
 
-    Custom data gets its own batch size, learning rate and epochs where the user gave none; `tell` is told which, and why.
+    For custom data, batch size, learning rate and epochs are chosen unless the user sets them; `tell` receives a line about it.
     """
     explicit = set(assignments)
     if source is not None and source.endswith(".toml"):
@@ -28,12 +28,12 @@ def resolve(source: str | None, assignments: Mapping[str, Any], tell: Callable[[
 
 
 def with_defaults_for_custom_data(config: Config, explicit: Collection[str], tell: Callable[[str], object]) -> Config:
-    """`config` with the `[train]` keys that depend on N and are not `explicit` chosen for its custom data, if it has any."""
+    """For custom data, choose the `[train]` keys that depend on N and are not in `explicit`; otherwise return `config`."""
     keys = [key for key in defaults.KEYS if f"train.{key}" not in explicit]
-    if config.data.path is None or not keys or not exists(Path(config.data.path)):  # what is missing is refused on reading
+    if config.data.path is None or not keys or not exists(Path(config.data.path)):  # missing data is an error when it is read
         return config
-    found, shape = records_and_shape(Path(config.data.path))
-    records = max(1, (config.data.size or found) - config.data.validation)
+    counted, shape = records_and_shape(Path(config.data.path))
+    records = max(1, (config.data.size or counted) - config.data.validation)
     clips = config.build_method().clip_rule.name != "none"
     train = config.train
     chosen = defaults.training_defaults(
@@ -49,7 +49,7 @@ def default_out(config: Config) -> Path:
 
 
 def dataset_name(config: Config) -> str:
-    """The data set's name: that of its file for custom data."""
+    """The name of the data set; for custom data, the name of its file."""
     return name_of(Path(config.data.path)) if config.data.path else config.data.name
 
 
@@ -61,11 +61,11 @@ def read_config(path: Path) -> Config:
 
 
 def stored_config(directory: RunDirectory) -> Config:
-    """The config of a run directory that may hold no more than that."""
+    """The config of a run directory that may have no other files."""
     refuse_link(directory.config)
     return parse(read_toml(directory.config), str(directory.config))
 
 
 def seed_everything_visible(seed: int | None) -> dict[str, Any]:
-    """The assignments behind ``--seed``: initialisation and certification noise, never the DP noise."""
+    """The assignments that ``--seed`` stands for: initialization and certification noise, never the DP noise."""
     return {} if seed is None else {"train.seed": seed, "certify.seed": seed}

@@ -10,7 +10,7 @@ from .config import Config
 
 
 def load_data(config: Config, progress: Progress = silent) -> Dataset:
-    """The data set of a config, with the validation records set aside."""
+    """The data set of a config, with the validation records held out."""
     size, classes = config.data.size, config.data.classes
     if config.data.path:
         data = read_custom(Path(config.data.path), size=size, classes=classes, progress=progress)
@@ -20,14 +20,14 @@ def load_data(config: Config, progress: Progress = silent) -> Dataset:
 
 
 def data_for(config: Config, given: Dataset | Path | str | None, progress: Progress = silent) -> Dataset:
-    """The data set a run is about: what is `given`, or else what its config names."""
+    """The data set of a run: `given`, or otherwise the one its config names."""
     if isinstance(given, Dataset):
         return given if given.held_out else given.holding_out(config.data.validation)
     if given is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": str(given)})})
     elif not config.data.path and config.data.name not in SOURCES:
         raise DataError(
-            f"the run was trained on data given in Python ({config.data.name!r}); give them again: "
+            f"the run was trained on data passed in Python ({config.data.name!r}); pass it again: "
             "--data FILE.npz, or open_run(..., data=...)"
         )
     return load_data(config, progress)

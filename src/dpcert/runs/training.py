@@ -1,4 +1,4 @@
-"""From a config to a trained run directory. Joins the parts and holds no maths."""
+"""From a config to a trained run directory. Glue code without math."""
 
 import secrets
 import time
@@ -29,15 +29,15 @@ from .sources import load_data
 def train(
     config: Config, out: Path, progress: Progress = silent, data_progress: Progress = silent, *, factory: Factory | None = None
 ) -> Run:
-    """Train in `out`, or resume there; on finished work only load it. A custom model comes from its `factory`."""
+    """Train in `out`, or resume there; a finished run is only loaded. `factory` builds a custom model."""
     method, directory = config.build_method(), RunDirectory(out)
     _refuse_other_request(directory, config)
     if factory is None and is_factory_name(config.model.name):
         raise ModelError(
-            f"model.name is {config.model.name!r}, a custom model; name it on the command line: --model {config.model.name}"
+            f"model.name is {config.model.name!r}, a custom model; pass it on the command line: --model {config.model.name}"
         )
     data = load_data(config, data_progress)
-    require_subset(len(data.x_test), request_of(config).count(len(data.x_test)))  # not after hours of training
+    require_subset(len(data.x_test), request_of(config).count(len(data.x_test)))  # fail before hours of training, not after
     seed = config.train.seed if config.train.seed is not None else secrets.randbits(62)
     if factory is not None:
         model = build_custom(factory, data.input_shape, data.classes or 0, seed)
@@ -80,19 +80,19 @@ def _refuse_other_request(directory: RunDirectory, config: Config) -> None:
     if not directory.config.exists():
         for file in (directory.model, directory.ledger):
             if file.exists():
-                raise RunError(f"{directory.path} holds {file.name} but no config.toml; use another --out")
+                raise RunError(f"{directory.path} has {file.name} but no config.toml; use another --out")
         return
     old = stored_config(directory)
     changed = differences(old, config)
     if not changed:
         return
-    why = "use another --out"
+    remedy = "use another --out"
     if directory.model.exists() and is_finished(directory):
-        why = (
-            "it is finished, its noise key is destroyed and its budget is spent: more steps would be a second release "
-            "of the same records; train again with another --out"
+        remedy = (
+            "the run is finished, its noise key is destroyed and its budget is spent: more steps would be a second release "
+            "of the same records; use another --out for a new training"
         )
-    raise RunError(f"{directory.path} holds a run of another request ({'; '.join(changed)}); {why}")
+    raise RunError(f"{directory.path} contains a run with other settings ({'; '.join(changed)}); {remedy}")
 
 
 def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, data: Dataset, seconds: float) -> None:
@@ -105,7 +105,7 @@ def _write_training_metrics(directory: RunDirectory, method: Method, run: Run, d
         "certification": [],
         "timing": {"train_seconds": round(seconds, 1)},
     }
-    if data.held_out:  # who tunes looks at the held-out records; the test set is left alone until certification
+    if data.held_out:  # tuning uses the held-out records; the test set is not used until certification
         metrics["validation_accuracy"] = accuracy(run.model, data.x_validation, data.y_validation)
     else:
         metrics["clean_accuracy"] = accuracy(run.model, data.x_test, data.y_test)

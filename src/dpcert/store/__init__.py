@@ -1,1 +1,1 @@
-"""Files between stages: durable writes, run directories, and the schemas of what they hold."""
+"""Files passed between stages: durable writes, run directories, and file schemas."""

@@ -1,4 +1,4 @@
-"""Writes that are either wholly there or not at all."""
+"""Atomic, durable writes: a file is written completely or not at all."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from ..errors import RunError
 
 
 def canonical_json(value: Any) -> str:
-    """The one text for a JSON value: sorted keys, no spaces, no NaN. Hashes are taken of this text."""
+    """The canonical text of a JSON value: sorted keys, no spaces, no NaN. Hashes are computed from this text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -27,9 +27,9 @@ def sha256_hex(data: bytes) -> str:
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, real_folder: bool = False) -> None:
     """Replace `path` by `data`: temporary file, fsync, rename, fsync of the folder.
 
-    Guarantee: after a crash at any moment, a power cut included, `path` holds the old bytes or the new ones. A link at
-    `path` is refused. So is a link in place of its folder where that must be a `real_folder`: all is done in the folder
-    that was opened, so a link that is put there later leads nowhere.
+    Guarantee: after a crash at any moment, including a power failure, `path` contains either the old bytes or the new
+    ones. A symbolic link at `path` is refused. With `real_folder`, a link in place of its folder is refused too. All
+    operations use the descriptor of the opened folder, so a link created later has no effect.
     """
     if path.is_dir() or not path.name:  # a root has no name at all
         raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
@@ -50,7 +50,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, real_folder:
 
 
 def _write_new(name: str, data: bytes, mode: int, folder: int) -> None:
-    """A new durable file in an open folder; what had its name (a link, say) is removed first."""
+    """Write a new durable file in an open folder; an existing entry of that name (such as a link) is removed first."""
     _unlink(name, folder)
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
     try:
@@ -62,7 +62,7 @@ def _write_new(name: str, data: bytes, mode: int, folder: int) -> None:
 
 @contextlib.contextmanager
 def _held(folder: Path, *, real: bool) -> Iterator[int]:
-    """An open folder; with `real` a link to one is refused."""
+    """A descriptor of a folder; with `real`, a link to a folder is refused."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     descriptor = open_without_links(folder, flags) if real else os.open(folder, flags)
     try:
@@ -72,16 +72,16 @@ def _held(folder: Path, *, real: bool) -> Iterator[int]:
 
 
 def open_without_links(path: Path, flags: int) -> int:
-    """A descriptor of what is at `path` itself; a link there, dangling or not, is a `RunError`."""
+    """Open `path` without following links; a link there, dangling or not, is a `RunError`."""
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)  # nobody waits for the other end of a pipe
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)  # do not block on a pipe
     except OSError:
         refuse_link(path)
         raise
 
 
 def refuse_link(path: Path) -> None:
-    """Raise if `path` is a symbolic link: what it leads to is not ours to read, replace or remove."""
+    """Raise if `path` is a symbolic link: dpcert never reads, replaces or removes the target of a link."""
     if path.is_symlink():
         raise RunError(
             f"{path} is a symbolic link, which dpcert does not follow; put the file or folder itself there, or remove it"
@@ -89,7 +89,7 @@ def refuse_link(path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file of a run. A link is a `RunError`; what else the system refuses is an `OSError`."""
+    """The content of a file of a run. A link is a `RunError`; any other failure is an `OSError`."""
     descriptor = open_without_links(path, os.O_RDONLY)
     try:
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -99,17 +99,17 @@ def read_file(path: Path) -> bytes:
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
-    """All of `data`: one call of the system may take only a part of it."""
+    """Write all of `data`; a single `os.write` may write only part of it."""
     rest = memoryview(data)
     while rest:
-        taken = os.write(descriptor, rest)
-        if taken == 0:
+        written = os.write(descriptor, rest)
+        if written == 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        rest = rest[taken:]
+        rest = rest[written:]
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there; its folder must be a real one."""
+    """Remove a file if it exists; its folder must not be a link."""
     try:
         with _held(path.parent, real=True) as folder:
             _unlink(path.name, folder)
@@ -119,11 +119,11 @@ def remove(path: Path) -> None:
 
 def _unlink(name: str, folder: int) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)  # all calls that change a disk go through one `os`: the fault tests stand there
+        os.unlink(name, dir_fd=folder)  # all calls that change the disk go through this `os`, which the fault tests patch
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone can use (0700); a link to one is refused, and its target left alone."""
+    """Create a folder that only its owner can access (0700); a link is refused and its target is not changed."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)  # noqa: PTH102 (as for `_unlink`)
     with _held(folder, real=True) as descriptor:
@@ -131,9 +131,9 @@ def make_private(folder: Path) -> None:
 
 
 class Appender:
-    """Lines put at the end of a file as they come, durable every few seconds and at the end.
+    """Appends lines to a file; they are synced to disk every few seconds and on exit.
 
-    Guarantee: after a crash at any moment the file holds its old lines, whole new lines, and at most a part of one more.
+    Guarantee: after a crash at any moment the file contains its old lines, complete new lines, and at most one partial line.
     """
 
     def __init__(self, path: Path, seconds_between_syncs: float) -> None:
@@ -149,15 +149,15 @@ class Appender:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            self._sync()  # also when asked to stop: what was done stays
+            self._sync()  # also after an interrupt, so that finished work is kept
         except RunError:
-            if kind is None:  # else the first thing that went wrong is the one to tell
+            if kind is None:  # otherwise the first error is the one to report
                 raise
         finally:
             os.close(self._descriptor)
 
     def add(self, line: str) -> None:
-        """One more line."""
+        """Append a line."""
         try:
             _write_whole(self._descriptor, f"{line}\n".encode("ascii"))
         except OSError as error:
@@ -174,13 +174,13 @@ class Appender:
 
 
 def cannot_write(path: Path, error: OSError) -> RunError:
-    """The one sentence for a full disk, a read-only folder and the like."""
+    """The error for a full disk, a read-only folder and similar failures."""
     reason = error.strerror or str(error)
     return RunError(f"cannot write {path}: {reason}; free space or choose another folder")
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON as the standard has it: NaN and Infinity are a `ValueError`."""
+    """Parse standard JSON: NaN and Infinity are a `ValueError`."""
     return json.loads(data, parse_constant=_refuse_constant)
 
 
@@ -194,7 +194,7 @@ def write_checked_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def checked_json(value: dict[str, Any]) -> bytes:
-    """A JSON object a person can read, with a checksum as its last key."""
+    """A human-readable JSON object with a checksum as its last key."""
     return readable_json({**value, "check": sha256_hex(canonical_json(value).encode())})
 
 
@@ -212,10 +212,10 @@ def read_checked_json(path: Path, *, what: str, remedy: str, unchecked_keys: fro
 def parse_checked_json(
     data: bytes, origin: str, *, remedy: str, unchecked_keys: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """What `checked_json` made, without the checksum; one changed byte, in a space even, is a `RunError`.
+    """Parse the output of `checked_json` and drop the checksum; any changed byte, even whitespace, is a `RunError`.
 
-    Files from before the checksum are taken if they hold no key but `unchecked_keys`: a damaged name of the checksum
-    does not make a file look old.
+    Files written before checksums existed are accepted if all their keys are in `unchecked_keys`, so a file whose
+    checksum key is damaged is not mistaken for an old one.
     """
     try:
         value = parse_json(data)
@@ -226,7 +226,7 @@ def parse_checked_json(
     check = value.pop("check", None) if isinstance(value, dict) else None
     try:
         intact = isinstance(value, dict) and check == sha256_hex(canonical_json(value).encode())
-    except (ValueError, RecursionError):  # an infinity, or nested too deeply to be ours
+    except (ValueError, RecursionError):  # an infinity, or nested too deeply
         intact = False
     if not intact or data != readable_json({**value, "check": check}):
         raise RunError(f"{origin} is damaged (its checksum is wrong); {remedy}")
@@ -235,12 +235,12 @@ def parse_checked_json(
 
 
 def readable_json(value: Any) -> bytes:
-    """JSON a person can read."""
+    """Human-readable JSON."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def destroy(path: Path) -> None:
-    """Overwrite a secret and remove it (a journal or an SSD may still keep old blocks: see docs)."""
+    """Overwrite a secret and remove it (a journal or an SSD may still keep old blocks; see the docs)."""
     try:
         with _held(path.parent, real=True) as folder:
             refuse_link(path)

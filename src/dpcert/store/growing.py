@@ -1,4 +1,4 @@
-"""Files of rows that grow: a row is appended when it is made, and work that was cut anywhere goes on."""
+"""Files of rows that grow: each row is appended as soon as it is computed, so interrupted work can resume."""
 
 import contextlib
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
@@ -27,9 +27,9 @@ def append_missing_rows(
     mean_of: tuple[str, Callable[[AnyRow], float]] | None = None,
     order: Callable[[Key], Any] = _itself,
 ) -> list[AnyRow]:
-    """The rows `wanted`, by their keys: those `path` holds, and those that `make` makes of the keys that are missing.
+    """Return the rows with the keys `wanted`: those already in `path`, and those that `make` computes for the missing keys.
 
-    `mean_of` names a figure worth watching. The file ends up in `order`, whatever the order of the work was.
+    `mean_of` names a figure whose running mean is shown as progress. The finished file is sorted by `order`.
     """
     done: dict[Key, AnyRow] = rows_so_far(kind, path)
     _write_sorted(kind, path, done, order)  # drops a half-written last line
@@ -50,18 +50,18 @@ def append_missing_rows(
 
 
 def rows_so_far(kind: type[AnyRow], path: Path) -> dict[Key, AnyRow]:
-    """The whole rows of a file that may have been cut, by their keys; none where there is no file."""
+    """The complete rows of a possibly truncated file, by key; empty if there is no file."""
     return {row.key: row for row in read_rows(kind, path, allow_torn_end=True)} if path.exists() else {}
 
 
 def drop(kind: type[AnyRow], path: Path, keys: Iterable[Key], order: Callable[[Key], Any] = _itself) -> None:
-    """Take rows out of a file, so that `append_missing_rows` makes them again."""
-    gone = set(keys)
-    _write_sorted(kind, path, {key: row for key, row in rows_so_far(kind, path).items() if key not in gone}, order)
+    """Remove rows from a file, so that `append_missing_rows` computes them again."""
+    dropped = set(keys)
+    _write_sorted(kind, path, {key: row for key, row in rows_so_far(kind, path).items() if key not in dropped}, order)
 
 
 def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Generator[AnyRow]:
-    """Append rows as they come; yields them as they are on disk (rounded), so that what is reported is what was written."""
+    """Append rows as they arrive; yield them as written (rounded), so that reports match the file."""
     with Appender(path, _SECONDS_BETWEEN_SYNCS) as file:
         for row in rows:
             text = text_of(row)
@@ -70,7 +70,7 @@ def _appended(kind: type[AnyRow], path: Path, rows: Iterator[AnyRow]) -> Generat
 
 
 def _write_sorted(kind: type[AnyRow], path: Path, rows: dict[Key, AnyRow], order: Callable[[Key], Any]) -> None:
-    """Make `path` hold `rows` in order; a file that does already is left alone."""
+    """Write `rows` to `path` in order, unless the file already has exactly this content."""
     lines = [header(kind), *(text_of(rows[key]) for key in sorted(rows, key=order))]
     data = ("\n".join(lines) + "\n").encode()
     if not path.exists() or read_file(path) != data:

@@ -1,4 +1,4 @@
-"""metrics.json as a checked value: figures of the wrong kind are an error that names them, not a crash somewhere later."""
+"""metrics.json, validated: a value of the wrong type is reported by name instead of causing a crash later."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from .durable import parse_checked_json, read_file
 Check = Callable[[Any], bool]
 PAPERS_N0, PAPERS_N, PAPERS_ALPHA = 100, 10_000, 0.001  # CERTIFY as the paper runs it
 
-FORMAT = "dpcert-1"  # of run directories: the word in a model's header, and in metrics.json where it is given
+FORMAT = "dpcert-1"  # of run directories: in the header of a model, and in metrics.json if present
 _WITHOUT_CHECKSUM = frozenset(
     ("dataset", "method", "sigma_train", "clean_accuracy", "validation_accuracy", "privacy", "certification", "timing")
 )
@@ -30,9 +30,9 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 
 def parse_metrics(data: bytes, path: str) -> dict[str, Any]:
-    """The content of a metrics.json: its checksum right, every key that is read from it present and of its kind.
+    """The content of a metrics.json: the checksum is verified, and every required key is present and has the right type.
 
-    All but its timings follows from ledger, model and rows, so a damaged one is made again.
+    Everything except the timings follows from ledger, model and rows, so a damaged file can be regenerated.
     """
     metrics = parse_unread_metrics(data, path)
     wrong = _first_wrong(metrics, _METRICS)
@@ -41,20 +41,20 @@ def parse_metrics(data: bytes, path: str) -> dict[str, Any]:
     for place, entry in enumerate([] if wrong else metrics["certification"]):
         wrong = wrong or _first_wrong(entry, _certification_checks(entry), f"certification[{place}].")
     if wrong is not None:
-        raise RunError(f"{path} has no usable {wrong!r}; it is damaged or from another version")
+        raise RunError(f"{path} has no valid {wrong!r}; it is damaged or from another version")
     return metrics
 
 
 def parse_unread_metrics(data: bytes, origin: str) -> dict[str, Any]:
-    """A metrics.json whose checksum and format are right, whatever it says: for a reader that checks each value itself."""
-    remedy = "delete it and run dpcert train and dpcert certify again: they make it from model, ledger and rows"
+    """A metrics.json with checksum and format verified, but not its values: for callers that check each value themselves."""
+    remedy = "delete it and rerun dpcert train and dpcert certify, which regenerate it from model, ledger and rows"
     metrics = parse_checked_json(data, f"metrics {origin}", remedy=remedy, unchecked_keys=_WITHOUT_CHECKSUM)
     require_known_format(origin, metrics.get("format", FORMAT))
     return metrics
 
 
 def is_papers(entry: dict[str, Any], sigma: float) -> bool:
-    """Whether a certification is the paper's at this sigma: its votes, the test set, alpha for each image on its own."""
+    """Whether a certification uses the paper's settings at this sigma: n0, n, alpha per image, the test set."""
     votes = (entry["n0"], entry["n"], entry["alpha"]) == (PAPERS_N0, PAPERS_N, PAPERS_ALPHA)
     return bool(entry["sigma"] == sigma and votes and _is_plain(entry) and entry["split"] == "test")
 
@@ -65,9 +65,9 @@ def _is_plain(entry: dict[str, Any]) -> bool:
 
 
 def certification_at(entries: Sequence[dict[str, Any]], sigma: Any) -> dict[str, Any] | None:
-    """The certification that speaks for the test set at `sigma`: the paper's, then other plain ones, then special ones.
+    """The main certification of the test set at `sigma`: the paper's settings first, then other plain ones, then special ones.
 
-    Among equals the one with more votes, so that a quick look taken later does not take the place of it.
+    Ties go to the one with more votes, so that a later quick check does not replace it.
     """
 
     def place(entry: dict[str, Any]) -> tuple[Any, ...]:
@@ -78,21 +78,21 @@ def certification_at(entries: Sequence[dict[str, Any]], sigma: Any) -> dict[str,
 
 
 def _same_sigma(one: Any, other: Any) -> bool:
-    """Rows write six digits of a sigma."""
+    """Compare as written: rows store six digits of sigma."""
     return _number(one) and _number(other) and f"{one:g}" == f"{other:g}"
 
 
 def main_sigma(metrics: Mapping[str, Any], certification_sigma: Any) -> Any:
-    """The sigma a run is spoken of at: that of its noisy views or, without any, the one its config certifies with."""
+    """The main sigma of a run: that of its noisy views or, without noisy views, the certification sigma of its config."""
     trained = metrics.get("sigma_train")
     return trained if _number(trained) else certification_sigma
 
 
-def require_known_format(origin: Path | str, found: Any) -> None:
-    """Raise unless a file of a run is of the format this version reads."""
-    if found != FORMAT:
+def require_known_format(origin: Path | str, stated: Any) -> None:
+    """Raise unless this version can read the format of a file."""
+    if stated != FORMAT:
         raise RunError(
-            f"{origin} has the format {shown(found)}, this version reads {FORMAT!r}: made by a newer version; upgrade"
+            f"{origin} has the format {shown(stated)}, this version reads {FORMAT!r}; it is from a newer version, upgrade"
         )
 
 
@@ -109,7 +109,7 @@ def _text(value: Any) -> bool:
 def _number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -150,7 +150,7 @@ def _plain_name(value: Any) -> bool:
 
 
 def _certification_checks(entry: Any) -> dict[str, Check]:
-    """An entry says which images it is about by the size of the test set; older ones by a stride."""
+    """An entry identifies its images by the size of the test set; older entries use a stride."""
     named_by = "stride" if isinstance(entry, dict) and "size" not in entry else "size"
     return {**_CERTIFICATION, named_by: _positive}
 

@@ -7,19 +7,32 @@ from pathlib import Path
 
 from ..errors import RunError
 from .durable import read_file
-from .runs import ATTACKS, CERTIFICATES, CONFIG, CURVE, LEDGER, METRICS, MODEL, REPORT, ROBUST, SAMPLES, RunDirectory, beside_of
+from .runs import (
+    ATTACKS,
+    CERTIFICATES,
+    CONFIG,
+    CURVE,
+    LEDGER,
+    METRICS,
+    MODEL,
+    REPORT,
+    ROBUST,
+    SAMPLES,
+    RunDirectory,
+    sidecar_of,
+)
 
 ROWS = re.compile(rf"({CERTIFICATES}|{ROBUST})-[A-Za-z0-9.+-]{{1,100}}\.(tsv|json)")
-_NAMES = (CONFIG, LEDGER, METRICS, MODEL, REPORT, CURVE, SAMPLES, beside_of(SAMPLES), ATTACKS, beside_of(ATTACKS))
+_NAMES = (CONFIG, LEDGER, METRICS, MODEL, REPORT, CURVE, SAMPLES, sidecar_of(SAMPLES), ATTACKS, sidecar_of(ATTACKS))
 _MOST_BYTES = {MODEL: 2 << 30, LEDGER: 64 << 20, CONFIG: 1 << 20}
 _MOST_BYTES_OF_OTHERS = 256 << 20
 
 
 @dataclass(frozen=True)
 class PublicFiles:
-    """What an outsider has: names and bytes. `key_is_here` tells whether the run key lies beside them.
+    """The files an outsider can see: names and bytes. `key_is_here` tells whether the run key is in the directory.
 
-    `others` are names in a run directory that none of our files has: nothing is read from them.
+    `others` are names in a run directory that dpcert does not use; those files are not read.
     """
 
     origin: Path
@@ -29,18 +42,18 @@ class PublicFiles:
     others: tuple[str, ...] = ()
 
     def bytes_of(self, name: str) -> bytes:
-        """The content of a file that must be there."""
+        """The content of a required file."""
         if name not in self.content:
-            raise RunError(f"{self.place_of(name)} is not here; restore it from a copy")
+            raise RunError(f"{self.place_of(name)} is missing; restore it from a copy")
         return self.content[name]
 
     def place_of(self, name: str) -> str:
-        """A file in the words of an error: its path, or its name in a bundle."""
+        """How error messages refer to a file: by its path, or by its name in a bundle."""
         return name if self.is_bundle else str(self.origin / name)
 
 
 def most_bytes(name: str) -> int:
-    """How large a file may be that is read."""
+    """The size limit for reading a file."""
     return _MOST_BYTES.get(name, _MOST_BYTES_OF_OTHERS)
 
 
@@ -53,7 +66,9 @@ def read_directory(path: Path) -> PublicFiles:
             others.append(f"{file.name}/" if file.is_dir() else file.name)
         elif file.is_file():
             if file.stat().st_size > most_bytes(file.name):
-                raise RunError(f"{file} has {file.stat().st_size} bytes, at most {most_bytes(file.name)} are read")
+                raise RunError(
+                    f"{file} has {file.stat().st_size} bytes, the limit is {most_bytes(file.name)}; restore it from a copy"
+                )
             content[file.name] = read_file(file)
     if not {CONFIG, LEDGER, METRICS, MODEL} & set(content):
         raise RunError(f"{path} is not a run directory: it has no {CONFIG}, {LEDGER}, {METRICS} or {MODEL}")

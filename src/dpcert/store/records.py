@@ -1,4 +1,4 @@
-"""Schemas of the rows between stages. All of them are public: made after the noise, from the test set."""
+"""Schemas of the rows passed between stages. All are public: computed after the noise was added, from the test set."""
 
 import hashlib
 import math
@@ -18,18 +18,18 @@ class Row(Protocol):
     """One line of a file of rows: fields, then a checksum."""
 
     columns: ClassVar[tuple[str, ...]]
-    made_by: ClassVar[str]  # the command that makes the file again
+    made_by: ClassVar[str]  # the command that regenerates the file
 
     @property
     def key(self) -> Hashable:
-        """What is in a file once: the example's index in its split, for most."""
+        """Unique in a file; for most rows the index of the example in its split."""
 
     def fields(self) -> tuple[str, ...]:
         """The line without its checksum."""
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
-        """The row of a line."""
+        """Parse the fields of a line."""
 
 
 class ExampleRow(Row, Protocol):
@@ -42,7 +42,7 @@ class ExampleRow(Row, Protocol):
 
 @dataclass(frozen=True)
 class CertificateRow:
-    """A row of certificates-*.tsv, in the columns of the field's own scripts, then ours. `count` is None if none was cast."""
+    """A row of certificates-*.tsv, with the columns of Cohen et al., then ours. `count` is None if no votes were cast."""
 
     idx: int
     label: int
@@ -62,25 +62,25 @@ class CertificateRow:
         return self.idx
 
     def fields(self) -> tuple[str, ...]:
-        """Radius and p_lower are rounded down: printing must not promise more than was proved."""
+        """Radius and p_lower are rounded down: the text must not claim more than was proved."""
         count = "" if self.count is None else str(self.count)
         first = (str(self.idx), str(self.label), str(self.predict), floor_text(self.radius, 6), str(self.correct))
         return (*first, f"{self.time:.3f}", count, str(self.n), floor_text(self.p_lower, 9))
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
-        """The row of a line."""
+        """Parse the fields of a line."""
         idx, label, predict, radius, correct, time, count, n, p_lower = fields
         votes = int(count) if count else None
-        found = float(radius), float(time), float(p_lower)
-        if not (0 <= found[0] < _LARGEST_RADIUS and 0 <= found[1] < math.inf and 0 <= found[2] <= 1):  # NaN is none of these
+        radius_l2, seconds, bound = float(radius), float(time), float(p_lower)
+        if not (0 <= radius_l2 < _LARGEST_RADIUS and 0 <= seconds < math.inf and 0 <= bound <= 1):  # also refuses NaN
             raise ValueError("a radius, time or probability is out of range")
-        return cls(int(idx), int(label), int(predict), found[0], int(correct), found[1], votes, int(n), found[2])
+        return cls(int(idx), int(label), int(predict), radius_l2, int(correct), seconds, votes, int(n), bound)
 
 
 @dataclass(frozen=True)
 class RobustRow:
-    """A row of robust-*.tsv: is the example robust at the radius asked for? `robust` is 1, 0, or -1 (not decided)."""
+    """A row of robust-*.tsv: is the example robust at the requested radius? `robust` is 1, 0, or -1 (not decided)."""
 
     idx: int
     label: int
@@ -104,12 +104,12 @@ class RobustRow:
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
-        """The row of a line."""
+        """Parse the fields of a line."""
         idx, label, predict, robust, correct, time, votes = fields
         return cls(int(idx), int(label), int(predict), int(robust), int(correct), float(time), int(votes))
 
 
-METRICS = {  # columns of samples.tsv, with the paper's words for them
+METRICS = {  # columns of samples.tsv, with the paper's names for them
     "gradient_norm": "input-gradient norm",
     "hessian_norm": "input-Hessian spectral norm",
     "lipschitz": "local Lipschitz constant",
@@ -118,7 +118,7 @@ METRICS = {  # columns of samples.tsv, with the paper's words for them
 
 @dataclass(frozen=True)
 class SampleRow:
-    """A row of samples.tsv: how one test image sits in the model's landscape, beside its certificate."""
+    """A row of samples.tsv: per-sample metrics of one test image, with its certificate."""
 
     idx: int
     label: int
@@ -149,7 +149,7 @@ class SampleRow:
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
-        """The row of a line."""
+        """Parse the fields of a line."""
         idx, label, predict = (int(text) for text in fields[:3])
         gradient, hessian, residual, lipschitz, sigma, radius = metrics = [float(text) for text in fields[3:9]]
         if not all(0 <= value < math.inf for value in metrics):
@@ -179,7 +179,7 @@ class AttackRow:
 
     @property
     def key(self) -> tuple[str, str, float | None, float]:
-        """An attack of one strength on one model is in the file once."""
+        """A file has one row per attack, target and strength."""
         return self.attack, self.target, self.sigma, self.strength
 
     def fields(self) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ class AttackRow:
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
-        """The row of a line."""
+        """Parse the fields of a line."""
         attack, target, sigma, strength, steps, starts, examples, accuracy, low, high = fields
         shares = float(accuracy), float(low), float(high)
         if not (all(0 <= share <= 1 for share in shares) and 0 <= float(strength) < math.inf):
@@ -201,13 +201,13 @@ class AttackRow:
 
 @dataclass(frozen=True)
 class CurveRow:
-    """A row of training.tsv, about one an epoch: of released weights and noised gradients only, never of a training loss."""
+    """A row of training.tsv, about one per epoch, from released weights and noised gradients only, never a training loss."""
 
     step: int
     epoch: float
-    epsilon: float  # of the steps so far; inf when the run is not private
-    gradient_norm: float | None  # of the noised mean gradient of this step; None: no noise was added to it
-    test_accuracy: float | None  # None: the test set is left alone while settings are chosen on a validation split
+    epsilon: float  # of the steps so far; inf if the run is not private
+    gradient_norm: float | None  # of the noised mean gradient of this step; None if no noise was added
+    test_accuracy: float | None  # None while settings are chosen on a validation split: the test set is not used then
     columns: ClassVar[tuple[str, ...]] = ("step", "epoch", "epsilon", "gradient_norm", "test_accuracy")
     made_by: ClassVar[str] = "dpcert train"
 
@@ -217,14 +217,14 @@ class CurveRow:
         return self.step
 
     def fields(self) -> tuple[str, ...]:
-        """Epsilon is rounded up: printing must not promise more than was proved."""
+        """Epsilon is rounded up: the text must not claim more than was proved."""
         norm = "" if self.gradient_norm is None else f"{self.gradient_norm:.6g}"
         tested = "" if self.test_accuracy is None else f"{self.test_accuracy:.6f}"
         return (str(self.step), f"{self.epoch:.4f}", ceil_text(self.epsilon, 6), norm, tested)
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Self:
-        """The row of a line."""
+        """Parse the fields of a line."""
         step, epoch, epsilon = int(fields[0]), float(fields[1]), float(fields[2])
         norm, tested = (float(text) if text else None for text in fields[3:5])
         if not (step >= 0 and epoch >= 0 and epsilon >= 0 and (norm or 0.0) >= 0) or not 0 <= (tested or 0.0) <= 1:
@@ -242,13 +242,13 @@ def header(kind: type[Row]) -> str:
 
 
 def text_of(row: Row) -> str:
-    """A row as a line, with a checksum at its end."""
+    """A row as a line that ends with a checksum."""
     body = "\t".join(row.fields())
     return f"{body}\t{_check(body)}"
 
 
 def row_of(kind: type[AnyRow], line: str) -> AnyRow:
-    """A line as a row; a wrong checksum is an error."""
+    """Parse a line; a wrong checksum is an error."""
     body, _, check = line.rpartition("\t")
     fields = body.split("\t")
     if check != _check(body) or len(fields) != len(kind.columns):
@@ -261,21 +261,21 @@ def _check(body: str) -> str:
 
 
 def read_rows(kind: type[AnyRow], path: Path, *, allow_torn_end: bool = False) -> list[AnyRow]:
-    """All rows, in the order of the file. A half-written last line is an interruption: dropped where that is allowed."""
-    again = f"run {kind.made_by} again"
+    """All rows, in file order. An interrupted run leaves a partial last line; `allow_torn_end` drops it."""
+    rerun = f"rerun {kind.made_by}"
     try:
         data = read_file(path)
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error}; delete it and {again}") from error
+        raise RunError(f"{path} cannot be read: {error}; delete it and {rerun}") from error
     return parse_rows(kind, data, str(path), allow_torn_end=allow_torn_end)
 
 
 def parse_rows(
     kind: type[AnyRow], data: bytes, origin: str, *, allow_torn_end: bool = False, remedy: str | None = None
 ) -> list[AnyRow]:
-    """`read_rows` for bytes that came from elsewhere, a member of a bundle for one; `remedy` says what to do with damage."""
-    again = f"run {kind.made_by} again"
-    remedy = f"delete the file and {again}" if remedy is None else remedy
+    """`read_rows` for bytes, such as a member of a bundle; `remedy` says what to do if they are damaged."""
+    rerun = f"rerun {kind.made_by}"
+    remedy = f"delete the file and {rerun}" if remedy is None else remedy
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError as error:
@@ -283,7 +283,7 @@ def parse_rows(
     lines = text.split("\n")
     torn = lines.pop()
     if torn and not allow_torn_end:
-        raise RunError(f"{origin} ends in the middle of a row, it was interrupted; {again}")
+        raise RunError(f"{origin} ends in the middle of a row (the run was interrupted); {rerun} to resume")
     if not lines and allow_torn_end:
         return []
     if not lines or lines[0] != header(kind):
@@ -295,5 +295,5 @@ def parse_rows(
         except ValueError as error:
             raise RunError(f"{origin} line {number} is damaged ({error}); {remedy}") from error
     if len({row.key for row in rows}) != len(rows):
-        raise RunError(f"{origin} holds {kind.columns[0]} twice; {remedy}")
+        raise RunError(f"{origin} contains a {kind.columns[0]} twice; {remedy}")
     return rows

@@ -1,4 +1,4 @@
-"""Run directories: which file is where, one process at a time, secrets in a folder of their own."""
+"""Run directories: file names, a lock for one process at a time, a separate folder for secrets."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from ..errors import RunError
 from .durable import cannot_write, destroy, make_private, read_file, refuse_link, remove, write_atomically
 
-# The files of a run directory. Rows of certificates and of answers at one radius are in files that begin with these words.
+# The files of a run directory. CERTIFICATES and ROBUST are prefixes of the names of row files.
 CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", "model.safetensors"
 REPORT, CURVE, SAMPLES, ATTACKS = "report.html", "training.tsv", "samples.tsv", "attacks.tsv"
 FIGURES, PRIVATE = "figures", "private"
@@ -25,23 +25,23 @@ _KEY_BYTES = 32
 
 
 def is_of_validation(name: str) -> bool:
-    """Whether a file holds rows of held-out training records, which no epsilon covers."""
+    """Whether a file contains rows about held-out training records, which epsilon does not cover."""
     return _VALIDATION in name
 
 
 def rows_stem(kind: str, sigma: float, *, of_validation: bool = False) -> str:
-    """How the name of a file of rows begins: its kind, the split unless it is the test set, sigma."""
+    """The start of the name of a row file: its kind, the split unless it is the test set, and sigma."""
     digits = f"{sigma:.2f}" if math.isclose(round(sigma, 2), sigma) else f"{sigma:g}"
     return f"{kind}{_VALIDATION if of_validation else ''}-sigma{digits}"
 
 
-def beside_of(rows: str) -> str:
-    """The file beside rows."""
+def sidecar_of(rows: str) -> str:
+    """The name of the sidecar of a row file, which records its settings."""
     return PurePath(rows).with_suffix(".json").name
 
 
 def _entries(folder: Path) -> "list[os.DirEntry[str]]":
-    """What is in a folder; nothing where it is absent, or only its owner may look into it."""
+    """The entries of a folder; empty if it does not exist or cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -51,16 +51,16 @@ def _entries(folder: Path) -> "list[os.DirEntry[str]]":
 
 def _not_a_folder(path: Path) -> str:
     if not zipfile.is_zipfile(path):
-        return f"{path} is a file, must be a run directory; give the folder that dpcert train or dpcert run made"
+        return f"{path} is a file, must be a run directory; pass the folder that dpcert train or dpcert run created"
     check = shlex.join(["dpcert", "verify", str(path)])
     return (
-        f"{path} is a bundle (dpcert export), must be a run directory; give the run it was exported from. "
-        f"The bundle holds its own {REPORT}, and this checks it: {check}"
+        f"{path} is a bundle (dpcert export), must be a run directory; pass the run it was exported from. "
+        f"The bundle contains a {REPORT}; to check the bundle: {check}"
     )
 
 
 class RunDirectory:
-    """The paths of one run. Nothing is created before `create`."""
+    """The paths of one run. Nothing is created until `create` is called."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class RunDirectory:
         self.state = self.private / "state.json"
 
     def create(self) -> None:
-        """Make the folder and its private part (0700)."""
+        """Create the folder and its private subfolder (0700)."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.refuse_links()
@@ -87,37 +87,39 @@ class RunDirectory:
             raise cannot_write(self.path, error) from error
 
     def refuse_links(self) -> None:
-        """Raise unless all that is here, in its private part and among its figures are plain files and folders.
+        """Raise unless the directory, its private folder and its figures contain only plain files and folders.
 
-        The directory itself may be reached through a link that the user typed. This is the early answer, in one line;
-        each read, write and removal refuses a link again, for one that is put there later.
+        The directory itself may be a link that the user typed. This is an early check with a clear message; each read,
+        write and removal checks for links again, in case one is created later.
         """
         for folder in (self.path, self.private, self.figures):
             for entry in _entries(folder):
                 refuse_link(Path(entry.path))
                 if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
-                    raise RunError(f"{entry.path} is neither a file nor a folder; remove it: a run directory holds no other")
+                    raise RunError(
+                        f"{entry.path} is neither a file nor a folder, which a run directory must not contain; remove it"
+                    )
 
     def require(self, *files: Path) -> None:
-        """Raise unless this is a run directory that holds `files`."""
+        """Raise unless this is a run directory that contains `files`."""
         self.refuse_links()
-        own = (self.config, self.model, self.ledger, self.metrics)
+        main_files = (self.config, self.model, self.ledger, self.metrics)
         if self.path.is_file():
             raise RunError(_not_a_folder(self.path))
-        if not any(file.is_file() for file in own):
-            raise RunError(f"{self.path} is not a run directory (no {CONFIG}); make one with: dpcert train --out {self.path}")
+        if not any(file.is_file() for file in main_files):
+            raise RunError(f"{self.path} is not a run directory (no {CONFIG}); create one with: dpcert train --out {self.path}")
         for file in files:
             if not file.is_file():
                 raise RunError(f"{self.path} has no {file.name}; finish its training with: {self.command_to_resume}")
 
     @property
     def command_to_resume(self) -> str:
-        """What to type to finish the training: the run's own config is its request, whatever options it was started with."""
+        """The command that resumes the training. It uses the stored config, whatever options the run was started with."""
         source = [str(self.config)] if self.config.is_file() else []
         return shlex.join(["dpcert", "train", *source, *self._custom_model(), "--out", str(self.path)])
 
     def _custom_model(self) -> list[str]:
-        """The option that names a custom model: only what is typed is ever imported, so the user must type it again."""
+        """The option that names a custom model. Only names typed by the user are imported, so it must be typed again."""
         try:
             name = tomllib.loads(read_file(self.config).decode())["model"]["name"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError, RunError):
@@ -125,21 +127,23 @@ class RunDirectory:
         return ["--model", name] if isinstance(name, str) and ":" in name else []
 
     def store_key(self, key: bytes) -> None:
-        """Keep the run key, readable by its owner only."""
+        """Store the run key, readable by its owner only."""
         write_atomically(self.key, key, mode=0o600, real_folder=True)
 
     def load_key(self) -> bytes | None:
-        """The run key, or None when it was destroyed (or never made)."""
+        """The run key, or None if it was destroyed or never created."""
         try:
             key = read_file(self.key)
         except FileNotFoundError:
             return None
         if len(key) != _KEY_BYTES:
-            raise RunError(f"{self.key} has {len(key)} bytes, a run key has {_KEY_BYTES}; this run cannot be continued")
+            raise RunError(
+                f"{self.key} has {len(key)} bytes, must have {_KEY_BYTES}; this run cannot be resumed, train with another --out"
+            )
         return key
 
     def forget_secrets(self) -> None:
-        """Destroy the key and all that was only needed to continue, half-written files of a crash included."""
+        """Destroy the key and everything needed only to resume, including partial files left by a crash."""
         refuse_link(self.private)
         destroy(self.key)
         for file in self.private.iterdir():
@@ -147,7 +151,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory for this process; the lock dies with the process."""
+        """Lock the directory for this process; the lock is released when the process ends."""
         self.refuse_links()
         try:
             import fcntl
@@ -160,7 +164,7 @@ class RunDirectory:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise RunError(f"{self.path} {IN_USE}; wait for it or choose another --out") from error
+                raise RunError(f"{self.path} {IN_USE}; wait for it to finish or choose another --out") from error
             raise
         try:
             yield

@@ -1,4 +1,4 @@
-"""The facts in the header of a model file, whose digest covers them and all weights. Needs no PyTorch."""
+"""The facts in the header of a model file, with a digest of the facts and all weights. Does not need PyTorch."""
 
 import hashlib
 import json
@@ -17,22 +17,22 @@ _KINDS |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 def read_facts(data: bytes, origin: str) -> dict[str, str]:
-    """The facts of a model file, which must be what was written: one changed bit of them or of a weight is a `RunError`."""
+    """The facts of a model file. Any changed bit in the facts or the weights is a `RunError`."""
     try:
-        digest_of_tensors(data, {})  # checks the header: what is read from it below is sound
+        digest_of_tensors(data, {})  # validates the header before it is parsed below
         size = int.from_bytes(data[:8], "little")
         facts = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{origin} is not a safetensors file ({str(error)[:200]}); restore it from a copy") from error
-    require_known_format(origin, facts.get("format", FORMAT))  # before the digest: another format may make another one
+    require_known_format(origin, facts.get("format", FORMAT))  # before the digest, which other formats may compute differently
     stated = facts.pop("content_sha256", None)
     if stated != digest_of_tensors(data, facts):
-        raise RunError(f"{origin} is damaged (its content is not what its header's SHA-256 says); restore it from a copy")
+        raise RunError(f"{origin} is damaged (its content does not match the SHA-256 in its header); restore it from a copy")
     return facts
 
 
 def digest_of_tensors(data: bytes, facts: Mapping[str, str]) -> str:
-    """Digest of everything a model file says: names, shapes and numbers of its tensors, and the other `facts`."""
+    """Digest of the content of a model file: names, shapes and values of its tensors, and the other `facts`."""
     digest = hashlib.sha256(canonical_json(facts).encode())
     tensors = _deserialize(data)  # type: ignore[no-untyped-call]
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
@@ -42,10 +42,10 @@ def digest_of_tensors(data: bytes, facts: Mapping[str, str]) -> str:
 
 
 def with_sorted_header(data: bytes) -> bytes:
-    """The same file with its header in order.
+    """The same file with a sorted header.
 
-    The library writes metadata in the order of a hash table, another in each process; in order, the same facts give the
-    same bytes.
+    The safetensors library writes metadata in hash-table order, which differs between processes. Sorted, the same facts
+    give the same bytes.
     """
     size = int.from_bytes(data[:8], "little")
     header = canonical_json(json.loads(data[8 : 8 + size])).encode()

@@ -1,4 +1,4 @@
-"""Presets `<dataset>/<method>`: the data set's file with the method's own lines put in."""
+"""Presets `<dataset>/<method>`: the file of the data set, with the overrides of the method applied."""
 
 import tomllib
 from importlib import resources
@@ -19,15 +19,20 @@ def names() -> list[str]:
 
 
 def tables(name: str, sigma: float | None = None) -> dict[str, Any]:
-    """The tables of one preset, only what differs from the defaults; some settings depend on `sigma` (0.5 without one)."""
+    """The tables of a preset: only what differs from the defaults. Some settings depend on `sigma` (default 0.5)."""
     if name not in names():
         hint = f"did you mean {name}/dp-gaussian? " if name in DATASETS else meant(name, names())
-        raise ConfigError(f"preset {shown(name)} is unknown; {hint}dpcert presets lists them (a config file must end in .toml)")
+        raise ConfigError(
+            f"preset {shown(name)} is unknown; {hint}list them with dpcert presets (a config file must end in .toml)"
+        )
     dataset, method = name.split("/")
     content = tomllib.loads(resources.files(__package__).joinpath(f"{dataset}.toml").read_text(encoding="utf-8"))
-    own = content.pop("methods", {}).get(method, {})
-    at_sigma = own.pop("at-sigma", {}).get(f"{0.5 if sigma is None else sigma:g}", {})
+    overrides = content.pop("methods", {}).get(method, {})
+    at_sigma = overrides.pop("at-sigma", {}).get(f"{0.5 if sigma is None else sigma:g}", {})
     assignments = {
-        f"{section}.{key}": value for part in (own, at_sigma) for section, keys in part.items() for key, value in keys.items()
+        f"{section}.{key}": value
+        for part in (overrides, at_sigma)
+        for section, keys in part.items()
+        for key, value in keys.items()
     }
     return override(content, {"method.name": method, **assignments})
