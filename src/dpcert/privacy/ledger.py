@@ -112,7 +112,7 @@ class Ledger:
         if self.is_closed:
             raise LedgerError("the ledger is closed; a finished run takes no more steps")
         if first_step != self.steps_authorised or steps < 1:
-            raise LedgerError(f"steps must be authorised in order: {self.steps_authorised} are authorised, got a block from {first_step}")
+            raise LedgerError(f"steps must be authorised in order: {self.steps_authorised} are, requested from {first_step}")
         block = {"first_step": first_step, "steps": steps}
         setting = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability}
         self._append({"event": "authorise", **block, **setting})
@@ -157,7 +157,7 @@ class Ledger:
         return ledger
 
     def without_macs(self) -> bytes:
-        """Return the file without HMACs, for readers without the run key. The chain does not cover them, so the head is the same."""
+        """Return the file without HMACs, for readers without the run key. The chain does not cover them: same head."""
         entries = [{k: v for k, v in json.loads(line).items() if k != "mac"} for line in self._lines]
         return "".join(f"{canonical_json(entry)}\n" for entry in entries).encode()
 

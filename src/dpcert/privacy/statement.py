@@ -76,7 +76,7 @@ class Statement:
 
     @property
     def trade_off(self) -> TradeOff | None:
-        """Bound on the best possible membership attack; None if the run is not private. Computed on access; the profile is cached."""
+        """Bound on the best possible membership attack; None if the run is not private. Computed on access, cached."""
         return TradeOff(*accounting.privacy_profile(self.releases)) if self.private else None
 
     @property
