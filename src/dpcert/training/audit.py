@@ -119,7 +119,7 @@ class _Game:
             classes=CLASSES,
             classes_given=True,
             held_out=0,
-            batch_size=OTHERS + 1,  # q = 1, for both neighbours: a public constant
+            batch_size=OTHERS + 1,  # q = 1, for both neighbors: a public constant
             steps=draws + LEARNING_DRAWS,
             clip_rule=method.clip_rule.name,
             clip_parameters={},

@@ -35,7 +35,7 @@ class Origin:
 
     data_identity: str
     config_sha256: str | None
-    initial_weights: str = "{}"  # canonical JSON of the facts in the ledger's first line
+    initial_weights: str = "{}"  # canonical JSON of the ledger's facts about them
 
 
 @dataclass(frozen=True)
