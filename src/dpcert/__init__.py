@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded on first use, so that `dpcert --help` does not wait for torch.
-_HOMES = {
+# Imported on first use, so that `dpcert --help` does not wait for torch.
+_MODULES = {
     "Certificates": "certification.sweep",
     "SmoothedClassifier": "certification.sweep",
     "certify": "certification.sweep",
@@ -57,8 +57,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
+    if name in _MODULES:
         from importlib import import_module
 
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     raise AttributeError(f"module 'dpcert' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Checks of single values that all speak alike: name, value, bound, remedy."""
+"""Checks of single values with uniform messages: name, value, bound, remedy."""
 
 import difflib
 import math
@@ -11,10 +11,10 @@ _LONGEST_SHOWN = 200
 
 
 def shown(value: Any) -> str:
-    """A value as it was written, on one line of bounded length."""
+    """Return the repr of a value, on one line of bounded length."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # thousands of digits, or lists in lists in lists
+    except (ValueError, RecursionError):  # thousands of digits, or deeply nested lists
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
@@ -22,7 +22,7 @@ def shown(value: Any) -> str:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -49,7 +49,7 @@ def finite_in(
 def integer_in(
     name: str, value: int, low: int, high: int | None = None, *, remedy: str = "", error: type[DpcertError] = ConfigError
 ) -> int:
-    """Return `value` if it is a whole number of at least `low` (and at most `high`); raise `error` otherwise."""
+    """Return `value` if it is an integer of at least `low` (and at most `high`); raise `error` otherwise."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"in [{low}, {high}]"
@@ -58,13 +58,13 @@ def integer_in(
 
 
 def one_of(name: str, value: str, known: Collection[str], *, error: type[DpcertError] = ConfigError) -> str:
-    """Return `value` if it is a known name; raise `error`, listing the known ones, otherwise."""
+    """Return `value` if it is a known name; otherwise raise `error` with the list of known names."""
     if value not in known:
         raise error(f"{name} {shown(value)} is unknown; {meant(value, known)}choose one of: {', '.join(known)}")
     return value
 
 
 def meant(value: str, known: Collection[str]) -> str:
-    """``did you mean ...? `` for a typo, nothing for a word that resembles none."""
+    """Return ``did you mean ...? `` for a typo, or an empty string if no known name is similar."""
     near = difflib.get_close_matches(value[:_LONGEST_SHOWN], known, 1)
     return f"did you mean {near[0]}? " if near else ""

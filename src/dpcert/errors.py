@@ -1,7 +1,7 @@
-"""One voice for errors: what is wrong, the value, and the remedy, in one line.
+"""Error types. Each message says what is wrong, the value, and the remedy, in one line.
 
-Every error a person can cause derives from `DpcertError`, which is a `ValueError`; the command line prints it as
-``error: ...`` and exits with 2. Anything else that escapes is a bug of ours and keeps its traceback.
+Every error that a user can cause derives from `DpcertError`, which is a `ValueError`. The command line prints it as
+``error: ...`` and exits with 2. Any other exception is a bug in dpcert and keeps its traceback.
 """
 
 
@@ -14,7 +14,7 @@ class ConfigError(DpcertError):
 
 
 class BudgetError(DpcertError):
-    """A privacy budget that makes no sense or cannot be met."""
+    """A privacy budget that is invalid or cannot be met."""
 
 
 class DataError(DpcertError):
@@ -26,20 +26,20 @@ class ModelError(DpcertError):
 
 
 class LedgerError(DpcertError):
-    """A ledger that is missing, edited or cut; nothing is computed from it."""
+    """A ledger that is missing, edited or truncated; nothing is computed from it."""
 
 
 class RunError(DpcertError):
-    """A run directory that belongs to another request, is in use, or cannot be written."""
+    """A run directory that was made with other options, is in use, or cannot be written."""
 
 
 class AuditError(DpcertError):
-    """An audit that found more leakage than was promised."""
+    """An audit that found more leakage than the guarantee allows."""
 
 
 class VerifyError(DpcertError):
-    """A run or bundle whose files contradict each other, or what it claims."""
+    """A run or bundle whose files contradict each other or its claims."""
 
 
 class DpcertWarning(UserWarning):
-    """A request that is allowed but hardly meant; the command line prints it as ``warning: ...`` and goes on."""
+    """A request that is allowed but probably unintended; the command line prints it as ``warning: ...`` and continues."""

@@ -1,4 +1,4 @@
-"""A model prepared for gradients of its *input*: the same function, arranged so that they are fast."""
+"""Prepare a model for fast gradients of its *input*, without changing its function."""
 
 import copy
 
@@ -10,10 +10,10 @@ _FEW_CHANNELS = 4
 
 
 def for_input_gradients(model: nn.Module) -> nn.Module:
-    """A frozen copy of `model` with the same outputs up to rounding; the model itself is left alone.
+    """Return a frozen copy of `model` with the same outputs up to rounding; the model itself is not changed.
 
-    Channels are innermost, and strided convolutions of few channels (the first layer of an image classifier) run over the
-    phases of their input, four times as fast in the backward pass.
+    The copy is channels-last, and strided convolutions with few channels (the first layer of an image classifier) run over
+    the phases of their input, which makes the backward pass four times as fast.
     """
     prepared = copy.deepcopy(model).requires_grad_(False)
     prepared.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -33,7 +33,7 @@ def _has_phases(layer: nn.Module) -> bool:
 
 
 class _OverPhases(nn.Module):
-    """A convolution of stride s as one of stride 1: pixels (s i + a, s j + b) become channel (a, b) of pixel (i, j)."""
+    """A convolution of stride s, computed with stride 1: pixels (s i + a, s j + b) become channel (a, b) of pixel (i, j)."""
 
     weight: Tensor
     bias: Tensor | None
@@ -51,7 +51,7 @@ class _OverPhases(nn.Module):
         """``[rows, channels, height, width]``."""
         s, (vertical, horizontal) = self.stride, self.padding
         height, width = x.shape[-2] + 2 * vertical, x.shape[-1] + 2 * horizontal
-        # Zeros that make both sides whole multiples of s come last: no window reaches past the original's last one with them.
+        # Pad at the end, so that both sides are multiples of s. The extra windows that this adds are cut off below.
         padded = F.pad(x, (horizontal, horizontal + -width % s, vertical, vertical + -height % s))
         out = F.conv2d(F.pixel_unshuffle(padded, s), self.weight, self.bias)
         return out[..., : (height - self.weight.shape[-2] * s) // s + 1, : (width - self.weight.shape[-1] * s) // s + 1]

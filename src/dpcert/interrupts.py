@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, looked at where the state is whole."""
+"""Ctrl-C and SIGTERM, handled between steps, when the state is consistent."""
 
 import contextlib
 import signal
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM; the state is saved where there is a place for it."""
+    """Ctrl-C or SIGTERM; the state is saved if there is a run directory."""
 
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM, to be looked at between steps; a second Ctrl-C stops at once."""
+    """Collect Ctrl-C and SIGTERM, to be checked between steps; a second one stops immediately."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield asked

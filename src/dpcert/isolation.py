@@ -1,12 +1,12 @@
-"""One row at a time: which models provably treat every row alone, and how the others are called so that they must.
+"""Row isolation: which models provably process every row independently, and how to call the others so that they must.
 
-Sensitivity counts what ONE example does, and a certificate is about ONE noisy input. Both are wrong if a model lets the rows of
-a batch see each other. A chain of known layers provably does not (`keeps_rows_apart`), so it may run on a whole batch. Any
-other forward is code we cannot read: it only ever runs on one unit at a time, under ``torch.func.vmap`` (or in a loop),
-where the other rows do not exist. `refuse_mixing` looks for mixing as well, to refuse such a model with a clear message.
+Sensitivity is about ONE example, and a certificate is about ONE noisy input. Both are wrong if a model mixes the rows of a
+batch. A chain of known layers provably does not (`keeps_rows_apart`), so it may run on a whole batch. Any other forward is
+unknown code: it only runs on one unit at a time, under ``torch.func.vmap`` (or in a loop), where the other rows do not exist.
+In addition, `refuse_mixing` tests for mixing, to refuse such a model with a clear message.
 
 Guarantee: what `each_row_alone` returns for a row is a function of that row and the weights.
-Assumes: the forward keeps nothing of what it has seen (a list, a global); `refuse_mixing` looks for that too.
+Assumes: the forward stores nothing about its inputs (in a list or a global); `refuse_mixing` tests for that too.
 """
 
 import copy
@@ -42,7 +42,7 @@ _ELEMENTWISE = {
     nn.Hardsigmoid,
     nn.LogSigmoid,
 }
-_ON_IMAGES = {  # with an input of four dimensions the first one is the batch; with three it would be the channels
+_ON_IMAGES = {  # in a 4-D input the first dimension is the batch; in a 3-D input it would be the channels
     nn.Conv2d,
     nn.MaxPool2d,
     nn.AvgPool2d,
@@ -56,7 +56,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def keeps_rows_apart(model: nn.Module, input_shape: tuple[int, ...]) -> bool:
-    """Whether the model is a chain of known layers that cannot mix rows: a proof, not a test."""
+    """Return whether the model is a chain of known layers that cannot mix rows: a proof, not a test."""
     dimensions: int | None = 1 + len(input_shape)
     if any(getattr(_hooks_of_all_modules, f"_global{kind}") for kind in _HOOKS):
         return False
@@ -66,7 +66,7 @@ def keeps_rows_apart(model: nn.Module, input_shape: tuple[int, ...]) -> bool:
 
 
 def _chain(model: nn.Module) -> Iterator[nn.Module | None]:
-    """The layers of nested ``nn.Sequential``, in order; None for one whose forward is not known."""
+    """Yield the layers of nested ``nn.Sequential``, in order; None for an altered container."""
     if type(model) is not nn.Sequential:
         yield model
         return
@@ -77,14 +77,14 @@ def _chain(model: nn.Module) -> Iterator[nn.Module | None]:
 
 
 def _altered(layer: nn.Module) -> bool:
-    """Whether an instance does something else than its class: hooks, a replaced method, an odd kind of parameter."""
-    replaced = any(callable(getattr(type(layer), name, None)) for name in vars(layer))  # forward, or what it calls
+    """Return whether an instance may differ from its class: hooks, a replaced method, or a custom parameter type."""
+    replaced = any(callable(getattr(type(layer), name, None)) for name in vars(layer))  # forward, or a method it calls
     plain = all(type(parameter) is nn.Parameter for parameter in layer.parameters(recurse=False))
     return replaced or not plain or any(getattr(layer, kind) for kind in _HOOKS)
 
 
 def _dimensions_after(layer: Any, dimensions: int) -> int | None:
-    """The dimensions of the output of a layer that treats rows alone; None where that is not known."""
+    """Return the number of output dimensions of a layer that does not mix rows; None if that is unknown."""
     kind = type(layer)
     if kind in _ELEMENTWISE or (kind in _INACTIVE_IN_EVALUATION and not layer.training):
         return dimensions
@@ -92,7 +92,7 @@ def _dimensions_after(layer: Any, dimensions: int) -> int | None:
         frozen = kind is not nn.BatchNorm2d or (not layer.training and layer.running_mean is not None)
         return 4 if dimensions == 4 and frozen else None
     if kind is nn.Linear:
-        bias = None if layer.bias is None else layer.bias.shape  # a bias with a row for each position would tell them apart
+        bias = None if layer.bias is None else layer.bias.shape  # a bias with one row per position would depend on the position
         plain = layer.weight.shape == (layer.out_features, layer.in_features) and bias in (None, (layer.out_features,))
         return dimensions if dimensions >= 2 and plain else None
     if kind is nn.Flatten:
@@ -106,26 +106,26 @@ def _dimensions_after(layer: Any, dimensions: int) -> int | None:
 
 
 def each_row_alone(model: nn.Module, input_shape: tuple[int, ...]) -> Forward:
-    """The model as a function of rows ``[n, *input_shape]`` in which no row can see another."""
+    """Return the model as a function of rows ``[n, *input_shape]`` in which no row can see another."""
     if keeps_rows_apart(model, input_shape):
         return model
     return one_at_a_time(model)
 
 
 def mapped_over_rows(forward: Forward) -> Forward:
-    """``forward`` of a batch of one row, for every row: the others do not exist where it runs."""
+    """Map ``forward`` over the rows, each as a batch of one: no other row exists where it runs."""
 
     def of_one(row: Tensor) -> Tensor:
         output = forward(row.unsqueeze(0))
         if len(output) != 1:
-            raise ValueError(f"the model makes {len(output)} rows of one")
+            raise ValueError(f"the model returns {len(output)} rows for one")
         return output.squeeze(0)
 
     return vmap(of_one)
 
 
 def one_at_a_time(forward: Forward) -> Forward:
-    """`mapped_over_rows`, or a loop over the rows where the forward cannot be mapped."""
+    """Like `mapped_over_rows`, with a loop over the rows if the forward cannot be mapped."""
     mapped, can_be_mapped = mapped_over_rows(forward), True
 
     def run(rows: Tensor) -> Tensor:
@@ -133,19 +133,19 @@ def one_at_a_time(forward: Forward) -> Forward:
         if can_be_mapped:
             try:
                 return mapped(rows)
-            except (RuntimeError, NotImplementedError):  # `.item()`, a branch on values, an operation without a rule
+            except (RuntimeError, NotImplementedError):  # `.item()`, a branch on values, an operation without a batching rule
                 can_be_mapped = False
         return torch.cat([forward(row) for row in rows.split(1)])  # type: ignore[no-untyped-call]
 
     return run
 
 
-_DOUBLE_TOLERANCE, _SINGLE_TOLERANCE = 1e-9, 1e-4  # of the largest number; rounding is far below
+_DOUBLE_TOLERANCE, _SINGLE_TOLERANCE = 1e-9, 1e-4  # relative to the largest value; rounding is far below
 _Outputs = list[tuple[str, Tensor]]
 
 
 def dissimilar_rows(input_shape: tuple[int, ...]) -> Tensor:
-    """Rows that differ in size, sign, spread and maximum, two of them equal: what mixes shows in some of them."""
+    """Return rows that differ in scale, sign, spread and maximum, and two equal ones, so that mixing shows in some of them."""
     generator = torch.Generator().manual_seed(0)
     uniform = torch.rand((3, *input_shape), generator=generator)
     normal = torch.randn((3, *input_shape), generator=generator)
@@ -156,10 +156,10 @@ def dissimilar_rows(input_shape: tuple[int, ...]) -> Tensor:
 
 
 def refuse_mixing(model: nn.Module, input_shape: tuple[int, ...], *, voting: bool = False) -> None:
-    """Raise `ModelError` where the model's output for a row is seen to depend on other rows or on earlier calls.
+    """Raise `ModelError` if a test shows that the model's output for a row depends on other rows or on earlier calls.
 
-    It is probed as it will run: in training with gradients, when `voting` without. A model that draws random numbers cannot
-    be probed; it may vote, but not be trained.
+    The model is tested as it will run: with gradients for training, without for `voting`. A model that draws random numbers
+    cannot be tested; it may vote, but not be trained.
     """
     with torch.set_grad_enabled(not voting):
         _refuse_mixing(model, input_shape, voting)
@@ -174,35 +174,35 @@ def _refuse_mixing(model: nn.Module, input_shape: tuple[int, ...], voting: bool)
     first = _outputs(probed, rows[:1])
     if not _all_equal(first, _outputs(probed, rows[:1])):
         if not _all_equal(_outputs(probed, rows[:1], seed=0), _outputs(probed, rows[:1], seed=0)):
-            raise ModelError("the model gives another output when it sees the same input again, so it remembers; freeze it")
+            raise ModelError("the model gives different outputs for the same input: it remembers earlier calls; freeze it")
         if not voting:
             raise ModelError(
-                "the model draws random numbers in its forward pass, which a resumed run cannot draw again; remove them"
+                "the model draws random numbers in its forward pass, which a resumed run cannot reproduce; remove them"
             )
         return
     layer = find_mixing(probed, rows, tolerance)
     if layer is not None:
         raise ModelError(
             f"layer {layer!r} mixes examples: its output for one row depends on the other rows or on earlier calls; "
-            "use a layer that treats each row alone"
+            "use a layer that processes each row independently"
         )
 
 
 def _in_double(model: nn.Module, rows: Tensor) -> tuple[nn.Module, float]:
-    """A float64 copy where the model works in float64 (rounding then hides nothing), and the tolerance that goes with it."""
+    """Return a float64 copy if the model works in float64 (with less rounding to hide mixing), and the tolerance for it."""
     try:
         wide = copy.deepcopy(model).double()
         with torch.no_grad():
             wide(rows[:1].double())
-    except Exception:  # float32 written into the forward, or a device without float64
+    except Exception:  # float32 hard-coded in the forward, or a device without float64
         return model, _SINGLE_TOLERANCE
     return wide, _DOUBLE_TOLERANCE
 
 
 def find_mixing(model: nn.Module, rows: Tensor, tolerance: float) -> str | None:
-    """The first layer whose output for a row depends on the other rows or on earlier calls; None where none was seen.
+    """Return the first layer whose output for a row depends on other rows or on earlier calls; None if there is none.
 
-    Each row's outputs, alone, are compared with those in batches of several sizes and orders.
+    Compares the outputs for each single row with those in batches of several sizes and orders.
     """
     alone = [_outputs(model, rows[i : i + 1]) for i in range(len(rows))]
     everything = list(range(len(rows)))
@@ -213,7 +213,7 @@ def find_mixing(model: nn.Module, rows: Tensor, tolerance: float) -> str | None:
             for (name, single), (_, joint) in zip(alone[row], together, strict=False):
                 if not _same_row(single, joint, place, len(batch), tolerance):
                     return name
-    again = _outputs(model, rows[:1])  # after all the others: a model that remembers them answers otherwise
+    again = _outputs(model, rows[:1])  # after all the others: a model with state gives another output
     return next((name for (name, a), (_, b) in zip(alone[0], again, strict=False) if not _equal(a, b, 0.0)), None)
 
 
@@ -222,11 +222,11 @@ def _all_equal(first: _Outputs, second: _Outputs) -> bool:
 
 
 def _same_row(single: Tensor, joint: Tensor, place: int, size: int, tolerance: float) -> bool:
-    """Whether row `place` of a batch's output is what the row gives alone; outputs without rows of their own are skipped."""
+    """Return whether row `place` of a batch's output equals the output of the single row; outputs without rows are skipped."""
     if single.ndim == 0 or joint.ndim == 0 or len(joint) != size * len(single):
         return single.shape != joint.shape or _equal(single, joint, tolerance)
-    own = joint[place * len(single) : (place + 1) * len(single)]
-    return own.shape == single.shape and _equal(single, own, tolerance)
+    row = joint[place * len(single) : (place + 1) * len(single)]
+    return row.shape == single.shape and _equal(single, row, tolerance)
 
 
 def _equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -237,7 +237,7 @@ def _equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _outputs(model: nn.Module, rows: Tensor, seed: int | None = None) -> _Outputs:
-    """The tensors that the layers give, in the order of their calls; the model's own come last."""
+    """Return the tensors that the layers output, in the order of their calls; the model's output comes last."""
     seen: _Outputs = []
 
     def remember(name: str) -> Callable[[nn.Module, Any, Any], None]:

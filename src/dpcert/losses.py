@@ -1,10 +1,10 @@
 """Losses of ONE example: logits ``[R, classes]`` of its R views, and its label.
 
-No function here has a batch axis, so none can join two examples. Symbols: F softmax of the logits, x_0 the original view,
+No function here has a batch axis, so none can combine two examples. Symbols: F softmax of the logits, x_0 the original view,
 x_1..x_K the noisy ones, y the label, KL(P || Q) = sum_c P_c log(P_c / Q_c), H entropy, Phi the normal distribution function.
 All work on log-probabilities, so that a saturated softmax gives neither NaN nor Inf.
 
-A regulariser is told once which rows are noisy copies (`for_views`), and refuses views it has no meaning for.
+A regulariser learns from `for_views` which rows are noisy copies, and refuses views that it does not support.
 """
 
 import math
@@ -18,23 +18,23 @@ from torch import Tensor
 from ._validate import finite_in
 from .errors import ConfigError
 
-_SMALLEST_PROBABILITY = 1e-6  # Phi^-1 of it is -4.75: a margin of 9.5 can be told, more than MACER's 8
+_SMALLEST_PROBABILITY = 1e-6  # Phi^-1 of it is -4.75: margins up to 9.5 can be resolved, more than MACER's 8
 _FEW_COPIES_FOR_MACER = 4
 _LARGEST_WEIGHT = 1e6
 
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """Mean over the views of the cross-entropy: ``1/(K+1) sum_j L(theta; x^j, y)`` of Algorithm 2."""
+    """Return the mean cross-entropy over the views: ``1/(K+1) sum_j L(theta; x^j, y)`` of Algorithm 2."""
     return -torch.where(_is_label(logits, label), F.log_softmax(logits, dim=1), 0.0).sum(dim=1).mean()
 
 
 def _is_label(logits: Tensor, label: Tensor) -> Tensor:
-    """``[classes]``, true at the label. Unlike an index, it maps over a batch without a loop."""
+    """Return ``[classes]``, true at the label. Unlike an index, it works under vmap without a loop."""
     return torch.arange(logits.shape[-1], device=logits.device) == label
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(P || Q) summed over the classes, from log-probabilities ``[..., classes]``."""
+    """Return KL(P || Q) summed over the classes, from log-probabilities ``[..., classes]``."""
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
@@ -52,14 +52,14 @@ class Stability:
         finite_in("method.stability_gamma", self.gamma, 0.0, _LARGEST_WEIGHT, remedy="the paper uses 2")
 
     def for_views(self, count: int, copies: int, sigma: float | None) -> "Stability":
-        """Needs the original and a noisy copy."""
+        """Require the original and a noisy copy."""
         _require_copies(self.name, copies)
         if count == copies:
-            raise ConfigError("method.keep_original is false, stability compares the noisy copies with the original; keep it")
+            raise ConfigError("method.keep_original is false, stability compares copies with the original; set it to true")
         return self
 
     def remarks(self) -> tuple[str, ...]:
-        """Nothing to warn of."""
+        """No warnings."""
         return ()
 
     def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Stability:
 class Consistency:
     """lambda * mean_j KL( Fbar || F(x_j) ) + eta * H(Fbar), Fbar the mean of F over the K noisy views (Jeong & Shin 2020).
 
-    Without `lambda_` the original's: 10 up to sigma 0.25, 5 above. eta = 0 is the formula of the paper's appendix.
+    The default `lambda_` is that of the original: 10 up to sigma 0.25, 5 above. eta = 0 is the formula of the paper's appendix.
     """
 
     lambda_: float | None = None
@@ -87,14 +87,14 @@ class Consistency:
         finite_in("method.consistency_eta", self.eta, 0.0, _LARGEST_WEIGHT, remedy="the original uses 0.5")
 
     def for_views(self, count: int, copies: int, sigma: float | None) -> "Consistency":
-        """Needs noisy copies; takes the original's lambda for their sigma where none is given."""
+        """Require noisy copies; use the original's lambda for their sigma if none is given."""
         _require_copies(self.name, copies)
         assert sigma is not None
         weight = self.lambda_ if self.lambda_ is not None else 10.0 if sigma <= 0.25 else 5.0
         return replace(self, lambda_=weight, first_noisy=count - copies, copies=copies)
 
     def remarks(self) -> tuple[str, ...]:
-        """One noisy view is its own mean."""
+        """Warn about a single noisy view: it equals its mean."""
         if self.copies > 1:
             return ()
         return ("method.copies is 1: the consistency divergence of a single noisy view is always 0; use 2 or more",)
@@ -112,9 +112,9 @@ class Consistency:
 class Macer:
     """lambda sigma/2 * max(0, gamma - (Phi^-1(p_y) - Phi^-1(p_other))) where the smoothed prediction is right.
 
-    MACER, Zhai et al. 2020. p = mean over the K noisy views of softmax(beta * logits), p_other its largest entry beside y,
-    right means p_y > p_other. The bracket is 2/sigma times the certified radius; lambda = 16, gamma = 8 and beta = 16 are
-    MACER's own. Phi^-1(p_y) is taken as -Phi^-1(1 - p_y), 1 - p_y summed from the other classes: p_y near 1 keeps its digits.
+    MACER, Zhai et al. 2020. p = mean over the K noisy views of softmax(beta * logits), p_other its largest entry except y,
+    right means p_y > p_other. The bracket is 2/sigma times the certified radius. lambda = 16, gamma = 8 and beta = 16 are
+    from MACER. Phi^-1(p_y) is computed as -Phi^-1(1 - p_y), 1 - p_y summed over the other classes, to be accurate near 1.
     """
 
     lambda_: float = 16.0
@@ -131,13 +131,13 @@ class Macer:
         finite_in("method.macer_beta", self.beta, 0.0, _LARGEST_WEIGHT, open_low=True, remedy="MACER uses 16")
 
     def for_views(self, count: int, copies: int, sigma: float | None) -> "Macer":
-        """Needs noisy copies, whose sigma scales the radius."""
+        """Require noisy copies, whose sigma scales the radius."""
         _require_copies(self.name, copies)
         assert sigma is not None
         return replace(self, first_noisy=count - copies, copies=copies, sigma=float(sigma))
 
     def remarks(self) -> tuple[str, ...]:
-        """Class probabilities from a handful of copies are coarse."""
+        """Warn about few copies: their class probabilities are coarse."""
         if self.copies >= _FEW_COPIES_FOR_MACER:
             return ()
         return (
@@ -155,7 +155,7 @@ class Macer:
 
 
 def _quantile(p: Tensor) -> Tensor:
-    """Phi^-1, finite for p = 0 and p = 1."""
+    """Return Phi^-1, finite for p = 0 and p = 1."""
     quantile: Tensor = torch.special.ndtri(torch.clamp(p, _SMALLEST_PROBABILITY, 1.0 - _SMALLEST_PROBABILITY))
     return quantile
 

@@ -31,11 +31,11 @@ from .views import Gaussian, Original, SmoothAdv
 
 
 class Views(Protocol):
-    """How the views of an example are made. Views that change while training goes on also have ``at(epoch) -> Views``."""
+    """How the views of an example are made. Views that change during training also have ``at(epoch) -> Views``."""
 
     @property
     def name(self) -> str:
-        """The word for it in configs."""
+        """Its name in configs."""
 
     @property
     def sigma(self) -> float | None:
@@ -43,7 +43,7 @@ class Views(Protocol):
 
     @property
     def copies(self) -> int:
-        """K, the number of noisy copies (and of noises drawn)."""
+        """K, the number of noisy copies (and of noise samples)."""
 
     @property
     def count(self) -> int:
@@ -60,7 +60,7 @@ Regulariser = Callable[[Tensor, Tensor], Tensor]
 class Method:
     """One way to train: views, a regulariser of one example's logits (or None), and a clip rule.
 
-    A regulariser with ``for_views(count, copies, sigma)`` is told here which of the rows are noisy copies.
+    If the regulariser has ``for_views(count, copies, sigma)``, it is called here, to learn which rows are noisy copies.
     """
 
     views: Views
@@ -72,10 +72,10 @@ class Method:
         if isinstance(self.clip, str):
             object.__setattr__(self, "clip", CLIP_RULES[one_of("clip rule", self.clip, CLIP_RULES)])
         if self.views.count < 1:
-            raise ConfigError("the method gives no view of an example; keep the original or ask for noisy copies")
-        told = getattr(self.regulariser, "for_views", None)
-        if told is not None:
-            object.__setattr__(self, "regulariser", told(self.views.count, self.views.copies, self.views.sigma))
+            raise ConfigError("the method has no views; set method.keep_original to true or method.copies to 1 or more")
+        for_views = getattr(self.regulariser, "for_views", None)
+        if for_views is not None:
+            object.__setattr__(self, "regulariser", for_views(self.views.count, self.views.copies, self.views.sigma))
 
     @property
     def clip_rule(self) -> ClipRule:
@@ -85,25 +85,25 @@ class Method:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is allowed but hardly meant; said once before training."""
-        said = getattr(self.regulariser, "remarks", None)
-        return () if said is None else tuple(said())
+        """Settings that are allowed but probably unintended; shown as warnings before training."""
+        remarks = getattr(self.regulariser, "remarks", None)
+        return () if remarks is None else tuple(remarks())
 
     def views_at(self, epoch: float) -> Views:
-        """The views of that moment of the training (an adversary's radius may be ramped up)."""
+        """Return the views at `epoch` (an adversary's radius may be ramped up)."""
         at = getattr(self.views, "at", None)
         views: Views = self.views if at is None else at(epoch)
         return views
 
     def loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        """The loss of one example: cross-entropy over its views, plus the regulariser."""
+        """Return the loss of one example: cross-entropy over its views, plus the regulariser."""
         value = losses.cross_entropy(logits, label)
         return value if self.regulariser is None else value + self.regulariser(logits, label)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: the words for each part, where the paper has it, and what a step costs beside DPSGD's.
+    """A row of the table: the name of each part, the source in the paper, and the cost of a step relative to DPSGD.
 
     `cost` is measured (benchmarks/methods.py: MNIST's CNN, B = 512, K = 2, two CPU cores); it grows with K.
     """
@@ -140,9 +140,9 @@ REGULARISERS: dict[str, Callable[..., Regulariser] | None] = {
 
 
 def settings_of(part: Any) -> dict[str, str]:
-    """The settings of a part by their config keys, ``{"stability_gamma": "gamma"}``: its word and the name of a field."""
-    told = {"sigma", "copies", "keep_original", "first_noisy", "strength"}  # by other keys, by the views, by the epoch
-    names = [field.name for field in dataclasses.fields(part) if field.name not in told]
+    """Return the settings of a part by config key, ``{"stability_gamma": "gamma"}``: the part's name and a field name."""
+    excluded = {"sigma", "copies", "keep_original", "first_noisy", "strength"}  # set by other keys, the views or the epoch
+    names = [field.name for field in dataclasses.fields(part) if field.name not in excluded]
     return {f"{part.name}_{name.rstrip('_')}": name for name in names}
 
 
@@ -157,10 +157,10 @@ def combine(
     name: str = "custom",
     settings: Mapping[str, Any] | None = None,
 ) -> Method:
-    """Any combination of the parts; `settings` are the parts' own by config key, e.g. ``{"stability_gamma": 1.0}``."""
+    """Combine any parts into a method; `settings` are the parts' settings by config key, e.g. ``{"stability_gamma": 1.0}``."""
     known: set[str] = set()
 
-    def made(part: Any, **common: Any) -> Any:
+    def build(part: Any, **common: Any) -> Any:
         if part is None:
             return None
         keys = settings_of(part)
@@ -169,9 +169,9 @@ def combine(
 
     noisy = {} if views == "none" else {"sigma": sigma, "copies": copies, "keep_original": keep_original}
     method = Method(
-        views=made(VIEWS[one_of("views", views, VIEWS)], **noisy),
-        regulariser=made(REGULARISERS[one_of("regulariser", regulariser, REGULARISERS)]),
-        clip=made(type(CLIP_RULES[one_of("clip rule", clip, CLIP_RULES)])),
+        views=build(VIEWS[one_of("views", views, VIEWS)], **noisy),
+        regulariser=build(REGULARISERS[one_of("regulariser", regulariser, REGULARISERS)]),
+        clip=build(type(CLIP_RULES[one_of("clip rule", clip, CLIP_RULES)])),
         name=name,
     )
     unused = sorted(set(settings or {}) - known)
@@ -183,7 +183,7 @@ def combine(
 
 
 def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: bool = True, **settings: float) -> Method:
-    """A named method of the paper. `sigma` is the noise of its views (unused by methods without noisy views).
+    """Return a method of the paper by name. `sigma` is the noise of its views (unused by methods without noisy views).
 
     `settings` are those of its parts, e.g. ``stability_gamma=1.0`` or ``smoothadv_radius=0.5``.
     """

@@ -1,6 +1,6 @@
-"""What a model returns, and why it fails: checked once, explained in one line.
+"""Check what a model returns, and explain in one line why it fails.
 
-Works on any `nn.Module` or function, so nothing here knows the layers of a model.
+Works on any `nn.Module` or function, without knowledge of its layers.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from .errors import ModelError
 from .shapes import channels_last, transpose_advice
 
 _LONGEST_REASON = 200
-# What torch.func.vmap says about a forward pass it cannot map over examples, in lower case, and what to tell the user.
-_OF_VMAP = {
+# Parts of torch.func.vmap's error messages, in lower case, and what to tell the user instead.
+_VMAP_REASONS = {
     ".item()": "it reads the value of a tensor (.item(), float(), if, while); keep it a tensor, decide with torch.where",
     "data-dependent control flow": "it decides by the value of a tensor (if, while); use torch.where",
     "random operation": "it draws random numbers; remove that layer or call .eval() on it",
@@ -29,19 +29,19 @@ _OF_VMAP = {
 
 
 def logits_of(output: Any, rows: int | None = None, classes: int | None = None) -> Tensor:
-    """The logits ``[rows, classes]`` that a model returned; anything else is a `ModelError` that says what it is."""
+    """Return the logits ``[rows, classes]`` of a model; raise `ModelError` for any other output."""
     if not isinstance(output, Tensor):
         raise ModelError(f"the model returns {_kind(output)}, must return a tensor of logits [rows, classes]{_remedy(output)}")
     if not output.is_floating_point():
         raise ModelError(f"the model returns {output.dtype}, must return float logits [rows, classes], not classes")
     if classes is not None and output.shape[1:] != (classes,):
         raise ModelError(
-            f"the model gives outputs of shape {list(output.shape[1:])}, the data has {classes} classes; "
+            f"the model returns outputs of shape {list(output.shape[1:])}, the data has {classes} classes; "
             "it must return logits of shape [rows, classes]"
         )
     if output.ndim != 2 or output.shape[1] < 2 or (rows is not None and len(output) != rows):
-        found = f"{list(output.shape)}" + ("" if rows is None else f" for {rows} inputs")
-        raise ModelError(f"the classifier gives outputs of shape {found}, must be [rows, 2 or more classes]")
+        shape = f"{list(output.shape)}" + ("" if rows is None else f" for {rows} inputs")
+        raise ModelError(f"the classifier returns outputs of shape {shape}, must be [rows, 2 or more classes]")
     return output
 
 
@@ -61,7 +61,7 @@ def _remedy(output: Any) -> str:
 
 
 def require_logits(model: Callable[[Tensor], Any], x: Tensor) -> None:
-    """Run the model on ``x [rows, ...]`` once; raise `ModelError` unless it takes them and returns logits."""
+    """Run the model on ``x [rows, ...]`` once; raise `ModelError` unless it accepts them and returns logits."""
     try:
         output = model(x)
     except ModelError:
@@ -72,13 +72,13 @@ def require_logits(model: Callable[[Tensor], Any], x: Tensor) -> None:
 
 
 def does_not_take(shape: Sequence[int], error: Exception) -> ModelError:
-    """What to say of a model that failed on inputs of this shape."""
+    """Return the error for a model that failed on inputs of this shape."""
     advice = f"; {transpose_advice((0, *shape))}" if channels_last(shape) else ""
     return ModelError(f"the model does not take inputs of shape {list(shape)}: {_first_line(error)}{advice}")
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model; one that cannot be copied is a `ModelError`."""
+    """Return a copy of a model; raise `ModelError` if it cannot be copied."""
     try:
         return copy.deepcopy(model)
     except Exception as error:  # any model may come here
@@ -88,15 +88,15 @@ def copied(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def explaining_vmap() -> Iterator[None]:
-    """Turn what `torch.func.vmap` says about a model it cannot map over examples into a `ModelError`."""
+    """Turn errors of `torch.func.vmap` on a model that it cannot map over examples into a `ModelError`."""
     try:
         yield
     except Exception as error:  # any model may come here
         words = str(error).lower()
         if isinstance(error, (ModelError, MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in words:
             raise
-        reason = next((told for sign, told in _OF_VMAP.items() if sign in words), _first_line(error))
-        raise ModelError(f"the gradient of one example cannot be taken because of the forward pass: {reason}") from error
+        reason = next((text for sign, text in _VMAP_REASONS.items() if sign in words), _first_line(error))
+        raise ModelError(f"per-example gradients cannot be computed because of the forward pass: {reason}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
-"""Named streams of random numbers, each a function of (key, purpose, step, part) and nothing else.
+"""Named random streams, each a function of (key, purpose, step, part) and nothing else.
 
-Nothing here has hidden state, so a step that is run again after a crash draws the same batch, views and noise.
+Nothing here has hidden state, so a step that is repeated after a crash draws the same batch, views and noise.
 A stream is AES-256 in counter mode under a 256-bit key. The 16-byte counter starts at
 
     purpose (1 byte) | part (3 bytes) | step (4 bytes) | block (8 bytes, starts at 0)
@@ -8,7 +8,7 @@ A stream is AES-256 in counter mode under a 256-bit key. The 16-byte counter sta
 so two streams never share a block. Secret draws (sampling, DP noise) read the cipher itself; bulk Gaussian noise for
 views and certification comes from a fast generator that the cipher seeds.
 
-Why not ``torch.Generator().manual_seed`` for the bulk noise on a CPU: it keeps 32 bits of the seed
+``torch.Generator().manual_seed`` is not used for the bulk noise on a CPU, because it keeps only 32 bits of the seed
 (seeds s and s + 2**32 give the same numbers), and its float32 normal stops at 5.77 standard deviations.
 """
 
@@ -30,7 +30,7 @@ class Purpose(IntEnum):
     SAMPLING = 1
     DP_NOISE = 2
     VIEWS = 3
-    INITIALISATION = 4
+    INITIALIZATION = 4
     CERTIFY_SELECTION = 5
     CERTIFY_ESTIMATION = 6
     LEDGER_MAC = 7
@@ -42,17 +42,17 @@ class Purpose(IntEnum):
 
 
 def secret_key() -> bytes:
-    """A fresh 256-bit key from the operating system."""
+    """Return a new 256-bit key from the operating system."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def key_from_seed(seed: int, domain: str) -> bytes:
-    """A key that anyone who knows the seed can compute: never private."""
+    """Return a key that anyone who knows the seed can compute: never private."""
     return hashlib.sha256(f"dpcert/{domain}/{seed}".encode()).digest()
 
 
 def stream_bytes(key: bytes, purpose: Purpose, count: int, step: int = 0, part: int = 0) -> bytes:
-    """The first `count` bytes of the stream named by (key, purpose, step, part)."""
+    """Return the first `count` bytes of the stream named by (key, purpose, step, part)."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"key has {len(key)} bytes, must have {KEY_BYTES}")
     counter = int(purpose).to_bytes(1, "big") + part.to_bytes(3, "big") + step.to_bytes(4, "big") + bytes(8)
@@ -61,7 +61,7 @@ def stream_bytes(key: bytes, purpose: Purpose, count: int, step: int = 0, part: 
 
 
 def uniform_words(key: bytes, purpose: Purpose, count: int, step: int = 0, part: int = 0) -> np.ndarray:
-    """`count` independent uniform 64-bit words."""
+    """Return `count` independent uniform 64-bit words."""
     return np.frombuffer(stream_bytes(key, purpose, 8 * count, step, part), dtype="<u8")
 
 
@@ -73,7 +73,7 @@ def _generator(key: bytes, purpose: Purpose, step: int, part: int) -> np.random.
 def bulk_normal(
     key: bytes, purpose: Purpose, shape: tuple[int, ...], device: torch.device, step: int = 0, part: int = 0
 ) -> Tensor:
-    """Standard normal float32 numbers, fast, for views and certification (not for the DP noise)."""
+    """Return standard normal float32 numbers, fast, for views and certification (not for the DP noise)."""
     if device.type == "cpu":
         return torch.from_numpy(_generator(key, purpose, step, part).standard_normal(shape, dtype=np.float32))
     on_device = torch.Generator(device=device)
@@ -94,9 +94,9 @@ def normal_at_positions(
     step: int = 0,
     block: int = POSITIONS_PER_BLOCK,
 ) -> Tensor:
-    """Noise ``[stop - start, *shape]`` for the positions start..stop of a batch.
+    """Return noise ``[stop - start, *shape]`` for the positions start..stop of a batch.
 
-    Position p gets the same numbers however the batch is cut, because noise is drawn in fixed blocks of positions.
+    Position p gets the same numbers however the batch is split, because noise is drawn in fixed blocks of positions.
     """
     if stop <= start or 0 in shape:
         return torch.empty((max(0, stop - start), *shape), device=device)

@@ -1,4 +1,4 @@
-"""Sections of settings: typed, frozen groups of keys, and one way to say what is wrong with a value."""
+"""Sections of settings: typed, frozen groups of keys, with uniform error messages."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
@@ -9,30 +9,30 @@ from pydantic_core import PydanticCustomError
 from ._validate import shown
 from .errors import ConfigError
 
-LARGEST: Final = 2**53  # whole numbers up to here are exact in every format that stores them
-OPTIONAL: Final = "optional"  # marks a key that a config file leaves out at its default: runs without it keep their bytes
+LARGEST: Final = 2**53  # integers up to this are exact in every format that stores them
+OPTIONAL: Final = "optional"  # marks a key that config files leave out at its default: older configs keep their bytes
 SPEED_ONLY: Final = "speed only"  # marks a key that may change between two starts of the same run
 
 
 class Section(BaseModel):
-    """A group of keys. An unknown key and a value of another type are errors."""
+    """A group of keys. Unknown keys and values of the wrong type are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
     def keys_marked(cls, mark: str) -> set[str]:
-        """The keys whose annotation carries `mark`."""
+        """Return the keys whose annotation has `mark`."""
         return {key for key, field in cls.model_fields.items() if mark in field.metadata}
 
     def stated(self) -> dict[str, Any]:
-        """The keys that a config file states: those with a value, less the `OPTIONAL` ones at their default."""
+        """Return what a config file contains: keys with a value, without `OPTIONAL` ones at their default."""
         values = self.model_dump(exclude_none=True)
         unset = {key for key in self.keys_marked(OPTIONAL) if values.get(key) == type(self).model_fields[key].default}
         return {key: value for key, value in values.items() if key not in unset}
 
 
 def name_in(known: Collection[str]) -> AfterValidator:
-    """Accept only the names of a table, which may grow: the table is the single list of them."""
+    """Accept only the names in `known`, a table that defines them."""
 
     def check(value: str) -> str:
         if value not in known:
@@ -44,13 +44,13 @@ def name_in(known: Collection[str]) -> AfterValidator:
 
 
 def used_by(choice: str, **defaults: float) -> BeforeValidator:
-    """A key that only some values of the key `choice` use, each with its default; with any other value it is refused.
+    """Validate a key that only some values of the key `choice` use, each with its default; refuse it for other values.
 
-    `choice` must be declared before it, and the field needs ``validate_default=True``.
+    `choice` must be declared before the key, and the field needs ``validate_default=True``.
     """
 
     def resolve(value: Any, info: ValidationInfo) -> Any:
-        chosen = info.data.get(choice)  # missing where it is itself wrong, which is the error to report
+        chosen = info.data.get(choice)  # missing if it is itself invalid, which is the error to report
         if chosen in defaults:
             return defaults[chosen] if value is None else value
         if value is not None and chosen is not None:
@@ -66,7 +66,7 @@ S = TypeVar("S", bound=Section)
 
 
 def validated(kind: type[S], tables: Mapping[str, Any], origin: str) -> S:
-    """A section (of sections) from plain values; the first thing wrong is named with its place."""
+    """Build a section (of sections) from plain values; the first error is reported with its key."""
     try:
         return kind.model_validate(tables)
     except ValidationError as error:

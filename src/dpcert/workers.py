@@ -1,4 +1,4 @@
-"""Cores that work on different things at once, instead of waiting for each other within one layer."""
+"""Run different items on different cores, instead of splitting each layer across cores."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +15,12 @@ Result = TypeVar("Result")
 
 
 def worker_count(device: torch.device) -> int:
-    """How many workers fit this process: one a core on a CPU (at most 8), one elsewhere."""
+    """Return the number of workers: one per thread on a CPU (at most 8), one on other devices."""
     return min(torch.get_num_threads(), MOST_WORKERS) if device.type == "cpu" else 1
 
 
 def parallel_map(tools: Sequence[Tool], work: Callable[[Tool, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """``work(tool, item)`` for every item, in order, as many at a time as there are tools; no tool is used by two at once."""
+    """Yield ``work(tool, item)`` for every item, in order. Each tool runs one item at a time; all tools run in parallel."""
     if len(tools) == 1:
         yield from (work(tools[0], item) for item in items)
         return

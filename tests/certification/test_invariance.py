@@ -27,7 +27,7 @@ class Keeping(BankVotes):
     """Keeps the logits it counts."""
 
     def count(self, x, start, stop, purpose, index):
-        own = self.made.features(x.unsqueeze(0))
+        own = self.cut.features(x.unsqueeze(0))
         chunks = self.bank.parts[purpose][start:stop].split(self.batch)
         self.logits = torch.cat([self.rest(noise, own) for noise in chunks])
         counted = super().count(x, start, stop, purpose, index)

@@ -345,7 +345,7 @@ class NoRule(nn.Module):
 def test_what_layerwise_cannot_do_the_reference_takes_over(model):
     module = model()
     assert choose("auto", module, cross_entropy, (1, 8, 8), workers=2) == (vmap.clipped_sum,)
-    with pytest.raises(ValueError, match="layerwise cannot take this model"):
+    with pytest.raises(ValueError, match="layerwise does not support this model"):
         choose("layerwise", module, cross_entropy, (1, 8, 8))
 
 

@@ -351,8 +351,8 @@ WIDER = [
     ),
     Mutant(
         "attacks/measure.py",
-        "return bool(own > votes.max())",
-        "return bool(own >= votes.max())",
+        "return bool(for_label > votes.max())",
+        "return bool(for_label >= votes.max())",
         (f"{ATTACKS}::test_a_tie_is_not_right",),
         "a tie counts as right",
     ),

@@ -161,7 +161,7 @@ def test_a_budget_that_makes_no_sense_is_refused(changes, words):
 def test_a_composition_that_cannot_fit_is_refused_before_others_are_tried(monkeypatch):
     """Renyi accounting says that less noise would do, and less noise makes a larger distribution: no other noise is tried."""
     composed = []
-    monkeypatch.setattr(accounting, "_discretised_epsilon", lambda charged, *rest: composed.append(charged) or _refuse(charged))
+    monkeypatch.setattr(accounting, "_discretized_epsilon", lambda charged, *rest: composed.append(charged) or _refuse(charged))
 
     def _refuse(charged):
         (rho, _, _), *_ = charged

@@ -66,7 +66,7 @@ def profile_with(change, monkeypatch):
     """The twin: the same profile from losses of which something is forgotten."""
     real = accounting._pmf_deltas
     monkeypatch.setattr(accounting, "_pmf_deltas", lambda pmf, epsilons: change(real, pmf, epsilons))
-    accounting._discretised_profile.cache_clear()
+    accounting._discretized_profile.cache_clear()
 
 
 @pytest.mark.parametrize("twin", ["delta ignored", "only adding a record"])
@@ -81,7 +81,7 @@ def test_twin_a_profile_that_forgets_something_is_caught(twin, monkeypatch):
     try:
         found = trade_off((rho, q, 1)).true_positive_rates(RATES)
     finally:
-        accounting._discretised_profile.cache_clear()
+        accounting._discretized_profile.cache_clear()
     assert (found < exact_detection(rho, q, RATES)).any()
 
 

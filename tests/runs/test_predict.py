@@ -177,7 +177,7 @@ def test_images_the_model_does_not_take_are_explained(tmp_path):
     Image.fromarray(np.tile(np.arange(28 * 28 * 3, dtype=np.uint8).reshape(28, 28, 3), 1)).save(tmp_path / "colour.png")
     grey, colour = (1, 28, 28), (3, 32, 32)
     assert "seven.png is 280 x 280, the model takes 28 x 28; resize it" in refused(tmp_path / "seven.png", grey)
-    assert "has 3 channels, the model takes 1; give a grey image" in refused(tmp_path / "colour.png", grey)
+    assert "has 3 channels, the model takes 1; give a grayscale image" in refused(tmp_path / "colour.png", grey)
     assert "x.transpose(2, 0, 1)" in refused(npy(28, 28, 1), grey)
     assert "x.transpose(0, 3, 1, 2)" in refused(npy(5, 32, 32, 3), colour)
     assert "x.transpose(0, 3, 1, 2)" in refused(npy(5, 32, 32, 3), None)

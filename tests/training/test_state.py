@@ -95,5 +95,5 @@ def test_slots_of_another_optimiser_are_refused(tmp_path):
     other(torch.ones(1, 5)).sum().backward()
     optimizer.step()
     save_checkpoint(directory, 0, model, optimizer, "", Origin("", None))
-    with pytest.raises(RunError, match="does not fit the optimiser"):
+    with pytest.raises(RunError, match="does not fit the optimizer"):
         load_checkpoint(directory, *made())

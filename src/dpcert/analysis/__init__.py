@@ -1,1 +1,1 @@
-"""How each test image sits in the model's landscape: slope, curvature, Lipschitz constant, and what they tell of the radius."""
+"""Per-sample metrics at each test image (gradient, curvature, Lipschitz constant) and their relation to the radius."""

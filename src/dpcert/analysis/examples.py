@@ -14,13 +14,13 @@ from .input_hessian import Lanczos, spectral_norm
 from .layers import feature_layer, features_of
 from .lipschitz import BallSearch, local_lipschitz
 
-_CURVATURE, _FEATURES = 0, 1  # parts of an example's stream of random numbers
+_CURVATURE, _FEATURES = 0, 1  # parts of an example's random stream
 _SOFTPLUS_IS_LINEAR_AFTER = 40.0
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """By example: the base model's class, and the metrics of the loss of the true label."""
+    """Per example: the base model's class, and the metrics of the true label's loss."""
 
     predict: Tensor
     gradient_norm: Tensor
@@ -32,8 +32,8 @@ class Metrics:
 class Analyst:
     """Measures examples on a frozen copy of a model.
 
-    Float64 where the device has it: near-certain examples have gradients of 1e-9, and figures shall not depend on the batch.
-    The random numbers of an example are a function of (key, its index).
+    Uses float64 if the device supports it: confident examples have gradients of 1e-9, and results must not depend on the
+    batch. The random numbers of an example are a function of (key, index).
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Analyst:
             predicted = self.model(x).argmax(dim=1)
         norm, residual = spectral_norm(losses, x, labels, self._starts(x, indices, normal=True), self.lanczos)
         lipschitz = local_lipschitz(self.features, x, self._starts(x, indices, normal=False), self.search)
-        found = (predicted, gradient_norm(losses, x, labels), norm, residual, lipschitz)
-        return Metrics(*(figures.cpu() for figures in found))
+        metrics = (predicted, gradient_norm(losses, x, labels), norm, residual, lipschitz)
+        return Metrics(*(values.cpu() for values in metrics))
 
     def _put(self, x: Tensor) -> Tensor:
         return x.to(device=self.device, dtype=self.dtype)
 
     def _starts(self, x: Tensor, indices: Sequence[int], *, normal: bool) -> Tensor:
-        """A random vector for each example: normal for Lanczos, uniform in [-1, 1] for the ball."""
+        """Draw a random vector for each example: normal for Lanczos, uniform in [-1, 1] for the ball."""
         shape, cpu = tuple(x.shape[1:]), torch.device("cpu")
         if normal:
             drawn = [bulk_normal(self.key, Purpose.ANALYSIS, shape, cpu, index, _CURVATURE) for index in indices]
@@ -75,11 +75,11 @@ class Analyst:
 
 
 def losses_of_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each example, ``log(1 + sum_{c != y} exp(z_c - z_y))``: as exact when it is tiny as when it is large.
+    """Return the cross-entropy of each example, ``log(1 + sum_{c != y} exp(z_c - z_y))``, accurate even if it is tiny.
 
-    The usual form has a gradient of p_y - 1, which is rounding for an example the model is certain of.
+    The usual form has a gradient of p_y - 1, which is only rounding error if the model is certain of an example.
     """
     is_label = F.one_hot(labels, logits.shape[1]).bool()
-    own = torch.where(is_label, logits, 0.0).sum(dim=1)
+    label_logits = torch.where(is_label, logits, 0.0).sum(dim=1)
     others = torch.logsumexp(torch.where(is_label, -torch.inf, logits), dim=1)
-    return F.softplus(others - own, threshold=_SOFTPLUS_IS_LINEAR_AFTER)
+    return F.softplus(others - label_logits, threshold=_SOFTPLUS_IS_LINEAR_AFTER)

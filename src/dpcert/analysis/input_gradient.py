@@ -1,4 +1,4 @@
-"""The slope of the loss at each input."""
+"""The gradient norm of the loss at each input."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ Losses = Callable[[Tensor, Tensor], Tensor]  # inputs [b, ...], labels [b] -> th
 
 
 def gradient_norm(losses: Losses, x: Tensor, labels: Tensor) -> Tensor:
-    """L2 norm of the gradient of each example's loss for its own input; ``[b]``."""
+    """Return the L2 norm of the gradient of each example's loss for its input; ``[b]``."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(losses(x, labels).sum(), x)

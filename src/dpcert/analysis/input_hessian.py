@@ -1,4 +1,4 @@
-"""The curvature of the loss at each input: the spectral norm of its Hessian, by Lanczos, never the Hessian itself."""
+"""The curvature of the loss at each input: the spectral norm of its Hessian, by Lanczos, without forming the Hessian."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ Product = Callable[[Tensor], Tensor]  # vectors [b, d] -> H v [b, d]
 
 _STEPS_BETWEEN_LOOKS = 4
 _FIRST_LOOK = 8
-_NOTHING_LEFT = 1e-12  # a new direction shorter than this share of the largest so far is rounding
+_NOTHING_LEFT = 1e-12  # a new direction shorter than this share of the largest so far is rounding error
 
 
 @dataclass(frozen=True)
 class Lanczos:
-    """When an eigenvalue is good enough: ``||Hv - lambda v|| <= tolerance |lambda|``, or after `most_products` products."""
+    """Stopping rule for an eigenvalue: ``||Hv - lambda v|| <= tolerance |lambda|``, or after `most_products` products."""
 
     tolerance: float = 1e-3
     most_products: int = 100
@@ -31,39 +31,39 @@ class Lanczos:
 def spectral_norm(
     losses: Losses, x: Tensor, labels: Tensor, start: Tensor, how: Lanczos | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Largest |eigenvalue| of each example's input Hessian, and the residual ``||Hv - lambda v|| / |lambda|``; ``[b]`` each.
+    """Return the largest |eigenvalue| of each example's input Hessian, and ``||Hv - lambda v|| / |lambda|``; ``[b]`` each.
 
-    Lanczos with full reorthogonalisation from `start` (any vectors, shaped like x). It keeps both ends of the spectrum
-    apart, so +lambda and -lambda may tie, where power iteration would turn for ever. Some eigenvalue is within residual *
-    lambda of the answer. It is the *largest* unless `start` has next to no share in its eigenvector: take it at random.
+    Lanczos with full reorthogonalization from `start` (any vectors, shaped like x). It separates both ends of the spectrum,
+    so +lambda and -lambda may tie, where power iteration would not converge. Some eigenvalue is within residual * lambda of
+    the result. It is the *largest* unless `start` is nearly orthogonal to its eigenvector: use a random `start`.
 
-    Each example stops by its own rule, so its figures do not depend on its batch. Where a product is not finite both are NaN.
+    Each example stops independently, so its results do not depend on its batch. If a product is not finite, both are NaN.
     Edge cases: a Hessian of zeros has norm 0 and residual 0.
     """
     how, most = how or Lanczos(), x[:1].numel()
-    products = whole = _hessian_products(losses, x, labels)
-    held = torch.arange(len(x), device=x.device)  # which examples `products` and `space` are about
-    going = torch.ones_like(held, dtype=torch.bool)
+    products = all_products = _hessian_products(losses, x, labels)
+    active = torch.arange(len(x), device=x.device)  # the examples that `products` and `space` cover
+    going = torch.ones_like(active, dtype=torch.bool)
     space = _Krylov(start.to(x).flatten(1), min(how.most_products, most))
     vectors, finite = torch.zeros_like(x).flatten(1), torch.ones_like(going)
     while bool(going.any()):
         image = products(space.newest)
-        finite[held] &= image.isfinite().all(dim=1)
-        space.extend(torch.where(finite[held, None], image, 0.0))
+        finite[active] &= image.isfinite().all(dim=1)
+        space.extend(torch.where(finite[active, None], image, 0.0))
         if not space.is_full and (space.size < _FIRST_LOOK or space.size % _STEPS_BETWEEN_LOOKS):
             continue
         vector, converged = space.leading(how.tolerance)
         stop = going & (converged | space.is_full)
-        vectors[held[stop]] = vector[stop]
+        vectors[active[stop]] = vector[stop]
         going = going & ~stop
-        if 0 < 2 * int(going.sum()) <= len(held):  # the others need no more products
-            held, space = held[going], space.only(going)
-            products, going = _hessian_products(losses, x[held], labels[held]), going[going]
-    return _rayleigh(whole, vectors, finite)
+        if 0 < 2 * int(going.sum()) <= len(active):  # the others need no more products
+            active, space = active[going], space.only(going)
+            products, going = _hessian_products(losses, x[active], labels[active]), going[going]
+    return _rayleigh(all_products, vectors, finite)
 
 
 def _hessian_products(losses: Losses, x: Tensor, labels: Tensor) -> Product:
-    """H v for each example. The loss of one depends on its own input only, so the gradient of the sum will do."""
+    """Return a function for H v of each example. Each loss depends only on its input, so the gradient of the sum suffices."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(losses(x, labels).sum(), x, create_graph=True)
@@ -79,13 +79,13 @@ def _hessian_products(losses: Losses, x: Tensor, labels: Tensor) -> Product:
 
 
 class _Krylov:
-    """Orthonormal bases of span(v, Hv, H^2 v, ...) of several examples, and H within them: tridiagonal."""
+    """Orthonormal bases of span(v, Hv, H^2 v, ...) of several examples, and the tridiagonal matrix of H in them."""
 
     def __init__(self, start: Tensor, most: int) -> None:
         self.most, self.size = most, 0
         self.basis = start.new_zeros((len(start), most + 1, start.shape[1]))
         self.basis[:, 0] = start / torch.linalg.vector_norm(start, dim=1, keepdim=True)
-        self.diagonal, self.beside = start.new_zeros((len(start), most)), start.new_zeros((len(start), most))
+        self.diagonal, self.off_diagonal = start.new_zeros((len(start), most)), start.new_zeros((len(start), most))
 
     @property
     def newest(self) -> Tensor:
@@ -94,40 +94,40 @@ class _Krylov:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more products may be taken."""
+        """Whether the maximum number of products is reached."""
         return self.size == self.most
 
     def only(self, chosen: Tensor) -> "_Krylov":
-        """The same for some of the examples."""
+        """Return the bases of the chosen examples."""
         part = _Krylov.__new__(_Krylov)
         part.most, part.size, part.basis = self.most, self.size, self.basis[chosen]
-        part.diagonal, part.beside = self.diagonal[chosen], self.beside[chosen]
+        part.diagonal, part.off_diagonal = self.diagonal[chosen], self.off_diagonal[chosen]
         return part
 
     def extend(self, image: Tensor) -> None:
-        """Take H times the newest vectors. Twice orthogonalised: once leaves rounding that grows into copies of eigenvalues."""
+        """Add H times the newest vectors. Orthogonalizes twice: after one pass, rounding grows into copies of eigenvalues."""
         known = self.basis[:, : self.size + 1]
         self.diagonal[:, self.size] = (self.newest * image).sum(dim=1)
         for _ in range(2):
             image = image - torch.einsum("bkd,bk->bd", known, torch.einsum("bkd,bd->bk", known, image))
         length = torch.linalg.vector_norm(image, dim=1)
-        scale = torch.maximum(self.diagonal.abs().amax(dim=1), self.beside.amax(dim=1))
-        length = torch.where(length > _NOTHING_LEFT * scale, length, 0.0)  # 0: nothing is left outside, the rest stays zeros
-        self.beside[:, self.size] = length
+        scale = torch.maximum(self.diagonal.abs().amax(dim=1), self.off_diagonal.amax(dim=1))
+        length = torch.where(length > _NOTHING_LEFT * scale, length, 0.0)  # 0: the space is invariant, the rest stays zero
+        self.off_diagonal[:, self.size] = length
         self.basis[:, self.size + 1] = torch.where(length[:, None] > 0, image / length[:, None], 0.0)
         self.size += 1
 
     def leading(self, tolerance: float) -> tuple[Tensor, Tensor]:
-        """The vectors whose eigenvalues are largest in size, and whether these are good enough.
+        """Return the vectors with the largest |eigenvalue|, and whether these have converged.
 
-        Good enough is also asked of the other end of the spectrum: it must not be able to overtake.
+        Convergence also requires that the other end of the spectrum cannot become the largest.
         """
         size = self.size
         inner = torch.diag_embed(self.diagonal[:, :size])
-        inner += torch.diag_embed(self.beside[:, : size - 1], 1) + torch.diag_embed(self.beside[:, : size - 1], -1)
+        inner += torch.diag_embed(self.off_diagonal[:, : size - 1], 1) + torch.diag_embed(self.off_diagonal[:, : size - 1], -1)
         values, weights = torch.linalg.eigh(inner)
         ends = values[:, [0, -1]].abs()  # the most negative and the most positive
-        errors = self.beside[:, size - 1, None] * weights[:, -1, [0, -1]].abs()
+        errors = self.off_diagonal[:, size - 1, None] * weights[:, -1, [0, -1]].abs()
         winner = ends.argmax(dim=1, keepdim=True)
         largest, error = ends.gather(1, winner)[:, 0], errors.gather(1, winner)[:, 0]
         rival = (ends + errors).gather(1, 1 - winner)[:, 0]
@@ -137,7 +137,7 @@ class _Krylov:
 
 
 def _rayleigh(products: Product, vectors: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-    """|v'Hv| and the residual, by one more product: what is reported does not rest on the recurrence."""
+    """Return |v'Hv| and the residual, from one more product: the result does not depend on the recurrence."""
     unit = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     image = products(unit)
     value = (unit * image).sum(dim=1)

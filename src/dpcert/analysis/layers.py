@@ -1,4 +1,4 @@
-"""Features inside a model: what feeds its last linear layer, or what a named layer gives."""
+"""Features inside a model: the input of its last linear layer, or the output of a named layer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from ..errors import ModelError
 
 
 def feature_layer(model: nn.Module, example: Tensor, name: str | None = None) -> str:
-    """How the features are called: ``input of <the last linear layer that is run>``, or the layer's own name."""
+    """Return the name of the features: ``input of <the last linear layer that runs>``, or the layer's name."""
     layers = {known: layer for known, layer in model.named_modules() if known}
     if name is not None:
         if name not in layers:
@@ -29,12 +29,12 @@ def feature_layer(model: nn.Module, example: Tensor, name: str | None = None) ->
         for handle in handles:
             handle.remove()
     if not ran:
-        raise ModelError(f"the model has no nn.Linear layer to look before; name a layer with --layer: {', '.join(layers)}")
+        raise ModelError(f"the model has no nn.Linear layer; choose a layer with --layer: {', '.join(layers)}")
     return f"input of {ran[-1]}"
 
 
 def features_of(model: nn.Module, layer: str) -> Callable[[Tensor], Tensor]:
-    """The features `feature_layer` named, as a function of the input. `model` keeps the hook: give it a copy of its own."""
+    """Return the features that `feature_layer` named, as a function. The hook stays on `model`: pass a separate copy."""
     seen: list[Any] = []
     if layer.startswith("input of "):
         watched = model.get_submodule(layer.removeprefix("input of "))
@@ -46,9 +46,9 @@ def features_of(model: nn.Module, layer: str) -> Callable[[Tensor], Tensor]:
         seen.clear()
         model(x)
         if not seen or not isinstance(seen[-1], Tensor) or seen[-1].shape[:1] != x.shape[:1]:
-            raise ModelError(f"layer {layer!r} gives no features of each input; name another with --layer")
-        found: Tensor = seen[-1]
+            raise ModelError(f"layer {layer!r} does not return features for each input; choose another with --layer")
+        output: Tensor = seen[-1]
         seen.clear()  # keeps no graph alive
-        return found
+        return output
 
     return features

@@ -1,4 +1,4 @@
-"""How fast the features can change around each input: a local Lipschitz constant, found by projected gradient ascent."""
+"""The local Lipschitz constant of the features at each input, by projected gradient ascent."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from .._validate import finite_in, integer_in
 
-Features = Callable[[Tensor], Tensor]  # inputs [b, ...] -> features [b, ...], each a function of its own input alone
+Features = Callable[[Tensor], Tensor]  # inputs [b, ...] -> features [b, ...], each a function of its input only
 
 
 @dataclass(frozen=True)
 class BallSearch:
-    """The L-inf ball and the ascent in it, as the authors have them (after Yang et al. 2020)."""
+    """The L-inf ball and the ascent in it, with the authors' settings (after Yang et al. 2020)."""
 
     radius: float = 0.01
     step: float = 0.003
@@ -26,10 +26,10 @@ class BallSearch:
 
 
 def local_lipschitz(features: Features, x: Tensor, start: Tensor, search: BallSearch | None = None) -> Tensor:
-    """The largest ``||f(x) - f(x')||_1 / ||x - x'||_inf`` met on the way, x' in the L-inf ball around x and in [0, 1]; ``[b]``.
+    """Return the largest ``||f(x) - f(x')||_1 / ||x - x'||_inf`` found, x' in the L-inf ball around x and in [0, 1]; ``[b]``.
 
-    A lower bound of the true constant: ascent by the gradient's sign from ``x + radius * start``, `start` in [-1, 1].
-    Where the features are not finite it is NaN.
+    A lower bound on the true constant: ascent by the gradient's sign from ``x + radius * start``, `start` in [-1, 1].
+    NaN if the features are not finite.
     """
     search = search or BallSearch()
     with torch.no_grad():
@@ -40,7 +40,7 @@ def local_lipschitz(features: Features, x: Tensor, start: Tensor, search: BallSe
         with torch.enable_grad():
             moved = moved.detach().requires_grad_()
             ratio = _ratio(features(moved).flatten(1) - here, (moved - x).flatten(1))
-            best = torch.maximum(best, ratio.detach())  # keeps a NaN
+            best = torch.maximum(best, ratio.detach())  # propagates NaN
             if not remaining:
                 break
             (uphill,) = torch.autograd.grad(ratio.sum(), moved)

@@ -1,1 +1,1 @@
-"""Attacks on a classifier or its smoothed version: an upper bound on robustness, beside the certificates' lower one."""
+"""Attacks on a classifier or its smoothed version: an upper bound on robustness, where certificates give a lower bound."""

@@ -1,4 +1,4 @@
-"""Which images a classifier, or its smoothed version, still gets right under attack."""
+"""Measure which images a classifier, or its smoothed version, still classifies correctly under attack."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from .kinds import LINF, Attack
 from .norms import L2, Ball, Linf
 
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 128, 2048  # through the model at once
-_NOISE_PARTS = 1 << 20  # of an example's stream; the parts below are its random starts
-Tell = Callable[[int], None]  # told how many ascents are done
+_NOISE_PARTS = 1 << 20  # first noise part of an example's random stream; the parts below it are the random starts
+Tell = Callable[[int], None]  # called with the number of finished ascents
 
 
-def _nobody(ascents: int) -> None:
-    """Does not listen."""
+def _silent(ascents: int) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Images:
     indices: Sequence[int]
 
     def parts(self, rows: int) -> list["Images"]:
-        """The same in batches."""
+        """Split into batches of `rows` images."""
         return [self[first : first + rows] for first in range(0, len(self.x), rows)]
 
     def __getitem__(self, place: slice) -> "Images":
@@ -43,7 +43,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """The smoothed classifier under attack: `draws` noises a step for the gradient, `votes` fresh ones for the verdict."""
+    """The smoothed classifier under attack: `draws` noise samples per gradient step, `votes` fresh ones for the result."""
 
     sigma: float
     draws: int = 16
@@ -56,16 +56,16 @@ class Smoothing:
 
 
 def perturbed(model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int = 0) -> Tensor:
-    """Where one start of an attack on the base model ends: where the class first turns wrong, or after the last step."""
+    """Return where one start of an attack on the base model ends: at the first wrong class, or after the last step."""
     return _ascent(_prepared(model), images, how, strength, key, start, None)[0]
 
 
 def base_right(
-    model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, batch: int | None = None, tell: Tell = _nobody
+    model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, batch: int | None = None, tell: Tell = _silent
 ) -> Tensor:
-    """Whether the base model is right on each image whatever the attack tried; ``[b]``.
+    """Return whether the base model is correct at every point that the attack tries, for each image; ``[b]``.
 
-    PGD tries the image itself, its random starts and every point it comes by. FGSM tries its one point, as the paper does.
+    PGD tries the image itself, its random starts and every point on its path. FGSM tries one point, as in the paper.
     """
     copies, rows = _copies(model), batch or _rows(model)
 
@@ -89,15 +89,15 @@ def smoothed_right(
     key: bytes,
     smoothing: Smoothing,
     batch: int | None = None,
-    tell: Tell = _nobody,
+    tell: Tell = _silent,
 ) -> Tensor:
-    """Whether the smoothed classifier is right on each image whatever the attack tried; ``[b]``.
+    """Return whether the smoothed classifier is correct at every point that the attack tries, for each image; ``[b]``.
 
-    The ascent is on -log( mean_j F(x' + eta_j)_y ) with noises drawn anew each step (expectation over transformation,
-    SmoothAdv's loss). The verdict is a majority of `votes` votes with noise that no ascent has seen: right if the label
-    has more votes than any other class. It has no alpha: an image whose two classes are about even may fall either way.
+    The ascent is on -log( mean_j F(x' + eta_j)_y ) with new noise in each step (expectation over transformation, SmoothAdv's
+    loss). The result is a majority of `votes` votes with noise that no ascent has seen: correct if the label has more votes
+    than any other class. There is no alpha: an image whose two top classes are about even may go either way.
     """
-    found = [] if how.is_single else [images.x]
+    candidates = [] if how.is_single else [images.x]
     parts = images.parts(batch or max(1, _rows(model) // smoothing.draws))
     for start in range(how.starts):
 
@@ -106,18 +106,18 @@ def smoothed_right(
             tell(len(part.x))
             return moved
 
-        found.append(torch.cat(list(parallel_map(_copies(model), work, parts))))
+        candidates.append(torch.cat(list(parallel_map(_copies(model), work, parts))))
     right = torch.ones(len(images.x), dtype=torch.bool)
-    needed = {Purpose.PREDICT: smoothing.votes * len(found)}
+    needed = {Purpose.PREDICT: smoothing.votes * len(candidates)}
     with voting(model, images.x, sigma=smoothing.sigma, key=key, votes=needed) as counters:
-        for number, points in enumerate(found):
+        for number, points in enumerate(candidates):
             first = number * smoothing.votes
 
             def is_right(counter: Counter, place: int, points: Tensor = points, first: int = first) -> bool:
                 index, label = images.indices[place], int(images.labels[place])
                 votes = counter.count(points[place], first, first + smoothing.votes, Purpose.PREDICT, index)
-                own, votes[label] = votes[label], -1
-                return bool(own > votes.max())
+                for_label, votes[label] = votes[label], -1
+                return bool(for_label > votes.max())
 
             standing = right.nonzero()[:, 0].tolist()
             for place, stays in zip(standing, parallel_map(counters, is_right, standing), strict=True):
@@ -128,9 +128,10 @@ def smoothed_right(
 def _ascent(
     target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int, smoothing: Smoothing | None
 ) -> tuple[Tensor, Tensor]:
-    """Where one ascent ends, and whether the base model was right at each point of it that the attack tries.
+    """Return where one ascent ends, and whether the base model was correct at each point that the attack tries.
 
-    On the base model (`smoothing` None) an image that lost is not moved on. The smoothed classifier is not judged here.
+    On the base model (`smoothing` None) an image stops at its first wrong class. The smoothed classifier is evaluated by the
+    caller.
     """
     ball, device = _ball(how), device_of(target)
     x, labels = images.x.to(device), images.labels.to(device)
@@ -158,19 +159,19 @@ def _begin(ball: Ball, x: Tensor, indices: Sequence[int], how: Attack, strength:
 
 
 def _no_noise(x: Tensor) -> Tensor:
-    """One view without noise: the smoothed loss of it is the base model's cross-entropy."""
+    """Return one view without noise: its smoothed loss is the base model's cross-entropy."""
     return torch.zeros_like(x).unsqueeze(1)
 
 
 def _noises(smoothing: Smoothing, x: Tensor, indices: Sequence[int], key: bytes, part: int) -> Tensor:
-    """``[b, draws, ...]``, each example's own."""
+    """Return ``[b, draws, ...]``, separate noise for each example."""
     shape = (smoothing.draws, *x.shape[1:])
     drawn = [bulk_normal(key, Purpose.ATTACK, shape, x.device, index, part) for index in indices]
     return torch.stack(drawn).mul_(smoothing.sigma)
 
 
 def _is_right(target: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-    """Whether the class is the label; a NaN is wrong."""
+    """Return whether the predicted class is the label; NaN logits are wrong."""
     with torch.no_grad():
         logits: Tensor = target(x.to(device_of(target)))
     right = (logits.argmax(dim=1) == labels.to(logits.device)) & ~logits.isnan().any(dim=1)
@@ -186,7 +187,7 @@ def _prepared(model: nn.Module) -> nn.Module:
 
 
 def _copies(model: nn.Module) -> list[nn.Module]:
-    """A model for each worker."""
+    """Return one model per worker."""
     return [_prepared(model) for _ in range(worker_count(device_of(model)))]
 
 

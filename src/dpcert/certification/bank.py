@@ -1,11 +1,11 @@
-"""A bank of noise shared by all inputs, with the model's first linear layer applied to it once.
+"""A noise bank shared by all inputs, with the model's first linear layer applied to it once.
 
-A convolution or linear layer is affine: first(x + eta) = first(x) + W eta. If nothing before it is non-linear, the
-products W eta of a bank of noises can be kept, and a vote costs neither the random numbers nor the first layer.
+A convolution or linear layer is affine: first(x + eta) = first(x) + W eta. If everything before it is
+linear, the products W eta of a noise bank can be stored, and a vote needs neither random numbers nor the first layer.
 
 Guarantee: each certificate stays valid on its own, because for one input the noises of the bank are independent N(0,
-sigma^2 I), drawn after model and inputs are fixed, and selection and estimation use disjoint parts. What sharing costs:
-the errors of different inputs are correlated (fresh noise has none of that).
+sigma^2 I), drawn after model and inputs are fixed, and selection and estimation use disjoint parts. Sharing has one cost:
+the errors of different inputs are correlated. With fresh noise they are independent.
 """
 
 import copy
@@ -21,21 +21,21 @@ from ..rng import Purpose, bulk_normal
 
 LARGEST_BANK_BYTES = 1 << 30
 _BLOCK = 1024
-_AGREEMENT = 2e-5  # of the largest output: rounding is below, rounding to 1/255 above
+_AGREEMENT = 2e-5  # of the largest output: float32 rounding is below this, quantization to 1/255 above
 PROBED = 64  # inputs at a time
 
 
 class _ReachedError(Exception):
-    """Carries the output of the first linear layer out of a forward pass that need not go on."""
+    """Carries the output of the first linear layer out of a forward pass that can stop there."""
 
     def __init__(self, output: Tensor) -> None:
         self.output = output
 
 
 class SplitModel:
-    """A model cut behind its first linear layer: `features` up to there, `logits` from there.
+    """A model split after its first linear layer: `features` is the first part, `logits` the rest.
 
-    Rows are only run together where the model provably treats each alone (`isolation`).
+    Rows run together only if the model provably processes each row independently (`isolation`).
     """
 
     def __init__(self, model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
@@ -46,11 +46,11 @@ class SplitModel:
         self._rows_together = keeps_rows_apart(model, input_shape)
 
     def features(self, x: Tensor) -> Tensor:
-        """The output of the first linear layer for each row."""
+        """Return the output of the first linear layer for each row."""
         return self._features(x) if self._rows_together else mapped_over_rows(self._features)(x)
 
     def logits(self, features: Tensor) -> Tensor:
-        """What the rest of the model makes of each row of `features`."""
+        """Apply the rest of the model to each row of `features`."""
         return self._logits(features) if self._rows_together else mapped_over_rows(self._logits)(features)
 
     def _features(self, x: Tensor) -> Tensor:
@@ -66,63 +66,63 @@ class SplitModel:
         raise RuntimeError("the first linear layer was not reached")
 
     def _logits(self, features: Tensor) -> Tensor:
-        """The input that the model is called with is a stand-in that nobody reads."""
+        """The model is called with a placeholder input that is not used."""
         self._layer.forward = lambda *inputs: features
         logits: Tensor = self.model(self._nothing.expand(len(features), *self._nothing.shape[1:]))
         return logits
 
 
 def split(model: nn.Module, x: Tensor, sigma: float) -> SplitModel | None:
-    """Cut `model` behind its first Conv or Linear layer; None where that is not the same model for inputs like `x` at `sigma`.
+    """Split `model` after its first Conv or Linear layer; None if the split model differs on inputs like `x` at `sigma`.
 
-    Checked on the inputs themselves with noise three times as large: the layer must be affine in the input (a clamp before
-    it is not), and the rest must need nothing but its output (a skip connection from the input does).
+    Checked on the inputs themselves with noise three times as large: the layer must be affine in the input (not after a
+    clamp), and the rest must depend only on its output (no skip connection from the input).
     """
     for name, layer in model.named_modules():
         if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
-            made = SplitModel(model, name, tuple(x.shape[1:]))
-            return made if cut_is_the_same(made, each_row_alone(model, tuple(x.shape[1:])), x, sigma) else None
+            cut = SplitModel(model, name, tuple(x.shape[1:]))
+            return cut if cut_is_the_same(cut, each_row_alone(model, tuple(x.shape[1:])), x, sigma) else None
     return None
 
 
-def cut_is_the_same(made: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:
-    """Whether a cut model computes what `model` does at every input `x` with noise three times as large as `sigma`."""
-    device = next(made.model.parameters()).device
-    return all(_is_the_same_at(made, model, rows.to(device), sigma) for rows in torch.split(x, PROBED))
+def cut_is_the_same(cut: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:
+    """Return whether a split model computes the same as `model` at every input `x` with noise of 3 `sigma`."""
+    device = next(cut.model.parameters()).device
+    return all(_is_the_same_at(cut, model, rows.to(device), sigma) for rows in torch.split(x, PROBED))
 
 
-def _is_the_same_at(made: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:
+def _is_the_same_at(cut: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:
     noise = 3.0 * sigma * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
     try:
         with torch.inference_mode():
-            at_zero = made.features(torch.zeros_like(x[:1]))
-            affine = made.features(x) + (made.features(noise) - at_zero)
-            direct = made.features(x + noise)
-            logits, expected = made.logits(direct).clone(), model(x + noise)
-    except Exception:  # any model may come here; what cannot be cut is run whole
+            at_zero = cut.features(torch.zeros_like(x[:1]))
+            affine = cut.features(x) + (cut.features(noise) - at_zero)
+            direct = cut.features(x + noise)
+            logits, expected = cut.logits(direct).clone(), model(x + noise)
+    except Exception:  # any model may fail here; one that cannot be split runs whole
         return False
     return agree(affine, direct) and logits.shape == expected.shape and agree(logits, expected)
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
-    """Whether two ways of computing the same numbers differ by rounding only."""
+    """Return whether `a` and `b` differ only by rounding."""
     return bool((a - b).abs().max() <= _AGREEMENT * b.abs().max())
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """The same tensor with its channels innermost, where it has four dimensions."""
+    """Convert a 4-D tensor to channels-last; return other tensors unchanged."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 @dataclass(frozen=True)
 class NoiseBank:
-    """``W eta`` for every noise of the bank, already scaled by sigma; selection and estimation parts are separate tensors."""
+    """``W eta`` for every noise of the bank, already scaled by sigma; selection and estimation have separate tensors."""
 
     parts: dict[Purpose, Tensor]
 
 
 def draw_bank(
-    made: SplitModel,
+    cut: SplitModel,
     sigma: float,
     key: bytes,
     votes: dict[Purpose, int],
@@ -130,17 +130,17 @@ def draw_bank(
     device: torch.device,
     layout: Callable[[Tensor], Tensor] = channels_last,
 ) -> NoiseBank | None:
-    """Draw the noises of each purpose and keep what the first layer makes of them; None where that takes too much memory."""
+    """Draw the noise of each purpose and store the first layer's output for it; None if that takes too much memory."""
     with torch.inference_mode():
         zero = torch.zeros((1, *input_shape), device=device)
-        offset = made.features(zero)
+        offset = cut.features(zero)
         if sum(votes.values()) * offset[0].numel() * 4 > LARGEST_BANK_BYTES:
             return None
         parts = {}
         for purpose, count in votes.items():
-            kept = layout(torch.empty((count, *offset.shape[1:]), device=device))
+            outputs = layout(torch.empty((count, *offset.shape[1:]), device=device))
             for block, start in enumerate(range(0, count, _BLOCK)):
                 noise = bulk_normal(key, purpose, (_BLOCK, *input_shape), device, part=block)[: count - start]
-                kept[start : start + _BLOCK] = (made.features(noise) - offset) * sigma
-            parts[purpose] = kept
+                outputs[start : start + _BLOCK] = (cut.features(noise) - offset) * sigma
+            parts[purpose] = outputs
     return NoiseBank(parts)

@@ -1,8 +1,8 @@
-"""The rest of a cut model in ONNX Runtime, where that is installed, right and faster.
+"""Run the rest of a split model in ONNX Runtime, if that is installed, correct and faster.
 
-PyTorch's tanh and max-pool take most of a vote on a CPU; ONNX Runtime's take a fraction. The compiled model is used only if
-its logits agree with the model's own to rounding, for several batch sizes, and if it is measured to be faster; otherwise
-nothing changes.
+On a CPU, PyTorch spends most of a vote in tanh and max-pool; ONNX Runtime needs a fraction of that time. The compiled model
+is used only if its logits agree with PyTorch's up to rounding, for several batch sizes, and if it is measured to be faster.
+Otherwise PyTorch is used.
 """
 
 import io
@@ -21,41 +21,43 @@ Rest = Callable[[Tensor, Tensor], Tensor]
 _ROWS = 128
 
 
-class _NoiseAndOwn(nn.Module):
-    def __init__(self, made: SplitModel) -> None:
+class _NoisePlusFeatures(nn.Module):
+    def __init__(self, cut: SplitModel) -> None:
         super().__init__()
-        self.made, self.model = made, made.model
+        self.cut, self.model = cut, cut.model
 
-    def forward(self, noise: Tensor, own: Tensor) -> Tensor:
-        return self.made.logits(noise + own)
+    def forward(self, noise: Tensor, features: Tensor) -> Tensor:
+        return self.cut.logits(noise + features)
 
 
-def compile_rest(made: SplitModel, own: Tensor) -> Rest | None:
-    """``(noise [n, ...], own [1, ...]) -> logits`` by ONNX Runtime, or None.
+def compile_rest(cut: SplitModel, features: Tensor) -> Rest | None:
+    """``(noise [n, ...], features [1, ...]) -> logits`` by ONNX Runtime, or None.
 
-    `own` is the first layer's output for some input.
+    `features` is the first layer's output for some input.
     """
     try:
         import onnxruntime
     except ImportError:
         return None
-    noise = torch.randn((_ROWS, *own.shape[1:]), generator=torch.Generator().manual_seed(0)) * own.abs().mean()
+    noise = torch.randn((_ROWS, *features.shape[1:]), generator=torch.Generator().manual_seed(0)) * features.abs().mean()
     try:
-        session = onnxruntime.InferenceSession(_exported(made, noise[:3], own), _options(onnxruntime), ["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            _exported(cut, noise[:3], features), _options(onnxruntime), ["CPUExecutionProvider"]
+        )
 
-        def rest(noise: Tensor, own: Tensor) -> Tensor:
-            feeds = {"noise": noise.contiguous().numpy(), "own": own.contiguous().numpy()}
+        def rest(noise: Tensor, features: Tensor) -> Tensor:
+            feeds = {"noise": noise.contiguous().numpy(), "features": features.contiguous().numpy()}
             return torch.from_numpy(session.run(None, feeds)[0])
 
         with torch.inference_mode():
-            right = all(agree(rest(noise[:n], own), made.logits(noise[:n] + own)) for n in (1, 5, _ROWS))
-            faster = right and _seconds(rest, noise, own) < _seconds(lambda a, b: made.logits(a + b), noise, own)
+            right = all(agree(rest(noise[:n], features), cut.logits(noise[:n] + features)) for n in (1, 5, _ROWS))
+            faster = right and _seconds(rest, noise, features) < _seconds(lambda a, b: cut.logits(a + b), noise, features)
     except Exception:  # what the exporter or the runtime cannot do is run by PyTorch
         return None
     return rest if faster else None
 
 
-def _exported(made: SplitModel, noise: Tensor, own: Tensor) -> bytes:
+def _exported(cut: SplitModel, noise: Tensor, features: Tensor) -> bytes:
     data, quiet = io.BytesIO(), logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -63,11 +65,11 @@ def _exported(made: SplitModel, noise: Tensor, own: Tensor) -> bytes:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                _NoiseAndOwn(made).eval(),
-                (noise, own),
+                _NoisePlusFeatures(cut).eval(),
+                (noise, features),
                 data,  # type: ignore[arg-type]
                 dynamo=False,
-                input_names=["noise", "own"],
+                input_names=["noise", "features"],
                 output_names=["logits"],
                 dynamic_axes={"noise": {0: "n"}, "logits": {0: "n"}},
                 opset_version=17,
@@ -84,10 +86,10 @@ def _options(onnxruntime: Any) -> Any:
     return options
 
 
-def _seconds(rest: Rest, noise: Tensor, own: Tensor) -> float:
+def _seconds(rest: Rest, noise: Tensor, features: Tensor) -> float:
     best = float("inf")
     for _ in range(4):
         began = time.perf_counter()
-        rest(noise, own)
+        rest(noise, features)
         best = min(best, time.perf_counter() - began)
     return best

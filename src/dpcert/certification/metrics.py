@@ -13,7 +13,7 @@ from .bounds import certified_radius, confidence_interval, lower_confidence_boun
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of some test images, and the 95 % interval that takes them as a random draw of such images."""
+    """An estimate from a set of test images, with a 95 % interval that treats them as a random sample."""
 
     value: float
     low: float
@@ -21,56 +21,56 @@ class Estimate:
 
 
 def certified_accuracy(radius: np.ndarray, correct: np.ndarray, at: float) -> Estimate:
-    """The share of examples that are classified rightly and certified at radius `at` (Clopper-Pearson interval)."""
+    """Return the share of examples that are correct and certified at radius `at`, with the Clopper-Pearson interval."""
     certified = reaches(radius, correct, at)
     low, high = confidence_interval(int(certified.sum()), len(radius))
     return Estimate(float(certified.mean()), low, high)
 
 
 def reaches(radius: np.ndarray, correct: np.ndarray, at: float) -> np.ndarray:
-    """Which examples are classified rightly and certified at radius `at`."""
+    """Return which examples are classified correctly and certified at radius `at`."""
     return correct & (radius >= at)
 
 
 def earned_radius(radius: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """The radius certified for the *true* label, 0 where the smoothed class is another or none: what ACR is the mean of."""
+    """Return the radius certified for the *true* label, 0 if the smoothed class is wrong or abstains. Its mean is the ACR."""
     return np.where(correct, radius, 0.0)
 
 
 def largest_radius(n: int, alpha: float, sigma: float) -> float:
-    """The radius of an example whose n votes all agree: no certificate of n votes can have more."""
+    """Return the radius of an example whose n votes all agree, the largest possible with n votes."""
     return certified_radius(lower_confidence_bound(n, n, alpha), sigma)
 
 
 def standard_error(values: np.ndarray, times: float = 1.0) -> float:
-    """Of their mean; nothing is known of it from a single value. `times` comes first: stored intervals keep their last bit."""
+    """Return the standard error of the mean (infinite for one value). `times` is multiplied first, to keep stored bits."""
     return times * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def average_certified_radius(radius: np.ndarray, correct: np.ndarray, largest: float | None = None) -> Estimate:
-    """ACR = mean of radius * [prediction right] (Zhai et al. 2020); its interval has a width also where all radii are equal.
+    """Return ACR = mean of radius * [correct] (Zhai et al. 2020); its interval has a width even if all radii are equal.
 
-    `largest` is the largest radius that the votes can prove (`largest_radius`). Without it the interval is that of the
-    normal approximation alone.
+    `largest` is the largest radius that the votes can prove (`largest_radius`). Without it the interval is the normal
+    approximation only.
     """
     acr = _mean(earned_radius(radius, correct), None if largest is None else (0.0, largest))
     return Estimate(acr.value, max(0.0, acr.low), acr.high)
 
 
 def average_gain(ours: np.ndarray, theirs: np.ndarray, largest: float | None = None) -> Estimate:
-    """How much larger our figure of an image is than theirs, on average; an image that is hard for both counts for neither.
+    """Return the mean paired difference `ours - theirs`, so that images that are hard for both cancel out.
 
-    Where all images differ alike, the interval follows from `largest`, the largest figure an image can have.
+    If all differences are equal, the interval follows from `largest`, the largest value of an image.
     """
     gains = ours - theirs
     return _mean(gains, None if largest is None or np.ptp(gains) > 0 else (-largest, largest))
 
 
 def _mean(values: np.ndarray, bounds: tuple[float, float] | None) -> Estimate:
-    """The mean with the normal interval, widened for what a draw of this size may have missed.
+    """Return the mean with the normal interval, widened for values that a sample of this size may have missed.
 
-    Values that together have probability p are missed by all n draws with probability (1 - p)^n. At p = 1 - 0.025^(1/n)
-    this is 2.5 %, and the missed values may lie at either end of `bounds`. With equal values nothing else is known.
+    Values with total probability p are missed by all n draws with probability (1 - p)^n. At p = 1 - 0.025^(1/n) this is
+    2.5 %, and the missed values may lie at either end of `bounds`. If all values are equal, this is the only information.
     """
     half, mean = standard_error(values, 1.96), float(values.mean())
     low, high = mean - half, mean + half
@@ -82,19 +82,19 @@ def _mean(values: np.ndarray, bounds: tuple[float, float] | None) -> Estimate:
 
 
 def radii_to_show(sigma: float) -> list[float]:
-    """0, 0.25, 0.5, ... up to four sigma, the largest radius that n = 10,000 votes can about prove."""
+    """Return 0, 0.25, 0.5, ... up to four sigma, about the largest radius that n = 10,000 votes can prove."""
     return [0.25 * k for k in range(int(4 * sigma / 0.25) + 1)]
 
 
 def even_subset(size: int, examples: int) -> list[int]:
-    """Indices floor(i * size / examples): spread over the whole test set, also where `examples` does not divide its size."""
+    """Return the indices floor(i * size / examples): evenly spread, even if `examples` does not divide the size."""
     return [place * size // examples for place in range(examples)]
 
 
 def is_about(entry: Mapping[str, Any], index: int) -> bool:
-    """Whether the figures of an entry of metrics.json are about this image: the file may hold rows of other requests too.
+    """Return whether an entry of metrics.json covers this image (the certificate file may have rows of other requests too).
 
-    No list is made: a number in a file may be anything. Entries made before sizes were recorded name a stride.
+    Builds no list, because `examples` comes from a file and may be huge. Entries of older versions have a stride, no size.
     """
     examples = entry["examples"]
     size = entry["size"] if "size" in entry else entry["stride"] * examples
@@ -103,15 +103,15 @@ def is_about(entry: Mapping[str, Any], index: int) -> bool:
 
 
 def classes_are_mixed_alike(chosen: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether the classes of the chosen images are mixed as in the whole test set.
+    """Return whether the chosen images have about the class distribution of the whole test set.
 
-    False only where a random draw would differ as much in one case of 10,000: the file has a pattern that the even subset
-    falls in with, such as classes that take turns.
+    False only if a random subset would differ this much in one case of 10,000. The order of the test set then has a pattern
+    that the even subset picks up, such as classes in a fixed cycle.
     """
     classes, of_all = np.unique(labels, return_counts=True)
-    found = np.array([(chosen == label).sum() for label in classes])
+    counts = np.array([(chosen == label).sum() for label in classes])
     as_few, as_many = (
-        hypergeom.cdf(found, len(labels), of_all, len(chosen)),
-        hypergeom.sf(found - 1, len(labels), of_all, len(chosen)),
+        hypergeom.cdf(counts, len(labels), of_all, len(chosen)),
+        hypergeom.sf(counts - 1, len(labels), of_all, len(chosen)),
     )
     return bool(np.minimum(as_few, as_many).min() * 2 * len(classes) > 1e-4)

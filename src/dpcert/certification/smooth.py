@@ -1,4 +1,4 @@
-"""PREDICT and CERTIFY of Cohen et al. (2019), on one screen, and the question "is it robust at r?"."""
+"""PREDICT and CERTIFY of Cohen et al. (2019), and the test "is it robust at r?"."""
 
 import math
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ class Counter(Protocol):
         """Standard deviation of the noise."""
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
-        """Votes number start .. stop - 1 for input number `index`, by class; a tie or a NaN votes for nobody.
+        """Return votes start .. stop - 1 for input `index`, by class; a tie or a NaN counts for no class.
 
-        Noise N(0, sigma^2 I) is added to `x` and never clamped. Noises of different purposes are independent.
+        Noise N(0, sigma^2 I) is added to `x` and never clamped. Noise of different purposes is independent.
         """
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The outcome for one input. `count` of the `n` estimation votes fell on the selected class (None: not cast)."""
+    """The result for one input. `count` of the `n` estimation votes are for the selected class (None: not cast)."""
 
     predict: int
     radius: float
@@ -43,7 +43,7 @@ class Certificate:
 def certify(
     counter: Counter, x: Tensor, n0: int, n: int, alpha: float, index: int = 0, only_if: int | None = None
 ) -> Certificate:
-    """CERTIFY: a class and an L2 radius, or abstain.
+    """CERTIFY: return a class and an L2 radius, or abstain.
 
     Guarantee: with probability at least 1 - alpha over the noise, either it abstains or the smoothed classifier predicts
     `predict` for every input closer than `radius` to x. Selection and estimation use disjoint noise, so choosing the class
@@ -61,7 +61,7 @@ def certify(
 
 
 def predict(counter: Counter, x: Tensor, n: int, alpha: float, index: int = 0) -> int:
-    """PREDICT: the class of the smoothed classifier, or abstain.
+    """PREDICT: return the class of the smoothed classifier, or abstain.
 
     Guarantee: it returns a class other than the smoothed classifier's with probability at most alpha.
     """
@@ -72,7 +72,7 @@ def predict(counter: Counter, x: Tensor, n: int, alpha: float, index: int = 0) -
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether an input is robust at the radius asked for (None: `n` votes did not tell), and the votes it took."""
+    """Whether an input is robust at the given radius (None: `n` votes were not enough), and the votes it took."""
 
     predict: int
     robust: bool | None
@@ -80,7 +80,7 @@ class Decision:
 
 
 def robust_at(counter: Counter, x: Tensor, radius: float, n0: int, n: int, alpha: float, index: int = 0) -> Decision:
-    """Is the smoothed classifier constant within `radius`? Votes are cast until the answer is clear, at most n0 + n.
+    """Decide whether the smoothed classifier is constant within `radius`; cast votes until this is clear, at most n0 + n.
 
     It is if p_A > Phi(radius / sigma) (Cohen et al. 2019). Guarantee: the probability of answering True although p_A is
     not above that threshold is at most alpha, with optional stopping: the evidence is an e-process (see `sequence`).

@@ -1,4 +1,4 @@
-"""Certificates for a whole test set: row by row to disk, resumable at any example."""
+"""Certificates for a whole test set, written row by row and resumable at any example."""
 
 import time
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ _NO_LABEL = -2  # neither a class nor "abstain"
 
 @dataclass(frozen=True)
 class Certificates:
-    """Certificates by example, as tensors. `count` is -1 where no estimation vote was cast.
+    """Certificates by example, as tensors. `count` is -1 if no estimation votes were cast.
 
-    `alpha` bounds the failure of each certificate, or of any of them where they are `simultaneous`.
+    `alpha` bounds the failure probability of each certificate, or of any of them if they are `simultaneous`.
     """
 
     predict: Tensor
@@ -45,7 +45,7 @@ class Certificates:
 
     @property
     def acr(self) -> float:
-        """Average certified radius: mean of radius * [prediction right]."""
+        """Average certified radius: mean of radius * [correct]."""
         return self.acr_estimate.value
 
     @property
@@ -58,16 +58,16 @@ class Certificates:
         return average_certified_radius(self.radius.numpy(), self.correct.numpy(), largest)
 
     def certified_accuracy(self, radius: float) -> float:
-        """Share of examples that are right and certified at `radius`."""
+        """Return the share of examples that are correct and certified at `radius`."""
         return self.certified_accuracy_estimate(radius).value
 
     def certified_accuracy_estimate(self, radius: float) -> Estimate:
-        """Certified accuracy with its 95 % interval."""
+        """Return the certified accuracy with its 95 % interval."""
         return certified_accuracy(self.radius.numpy(), self.correct.numpy(), radius)
 
     @property
     def abstained(self) -> int:
-        """How many examples got no certificate."""
+        """The number of examples without a certificate."""
         return int((self.predict == smooth.ABSTAIN).sum())
 
 
@@ -75,8 +75,8 @@ class Certificates:
 class Request:
     """How to certify: CERTIFY's n0, n and alpha at one sigma.
 
-    Alpha is per input, unless `together` says how many inputs share it: each then has alpha / together, and by the union
-    bound (which asks for no independence, so a shared bank of noise is no harm) all hold with probability 1 - alpha.
+    Alpha is per input, unless `together` gives the number of inputs that share it. Each then has alpha / together, and by
+    the union bound all hold with probability 1 - alpha. It needs no independence, so a shared noise bank is fine.
     """
 
     sigma: float
@@ -97,35 +97,35 @@ class Request:
 
     @property
     def alpha_each(self) -> float:
-        """The probability with which one certificate may fail."""
+        """The failure probability of one certificate."""
         return self.alpha if self.together is None else self.alpha / self.together
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a certificate names about how it was made."""
-        own = {name: value for name, value in asdict(self).items() if name != "together"}
+        """The settings that are stored with a certificate."""
+        settings = {name: value for name, value in asdict(self).items() if name != "together"}
         if self.together is None:
-            return {**own, "alpha_is": PER_INPUT}
-        return {**own, "alpha_is": SIMULTANEOUS, "together": self.together, "alpha_each": self.alpha_each}
+            return {**settings, "alpha_is": PER_INPUT}
+        return {**settings, "alpha_is": SIMULTANEOUS, "together": self.together, "alpha_each": self.alpha_each}
 
     @property
     def votes(self) -> dict[Purpose, int]:
-        """How many noises each purpose needs."""
+        """The number of noise samples for each purpose."""
         return {Purpose.CERTIFY_SELECTION: self.n0, Purpose.CERTIFY_ESTIMATION: self.n}
 
     def certify(self, counter: Counter, x: Tensor, label: int, index: int) -> smooth.Certificate:
-        """CERTIFY for one example."""
+        """Run CERTIFY for one example."""
         only_if = label if self.skip_misclassified else None
         return smooth.certify(counter, x, self.n0, self.n, self.alpha_each, index, only_if)
 
     def robust_at(self, counter: Counter, x: Tensor, radius: float, index: int) -> smooth.Decision:
-        """The question "is it robust at `radius`?" for one example."""
+        """Decide whether one example is robust at `radius`."""
         return smooth.robust_at(counter, x, radius, self.n0, self.n, self.alpha_each, index)
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Answers to "is it robust at `radius`?" by input: `robust` is 1, 0, or -1 where the votes did not tell."""
+    """Whether each input is robust at `radius`: `robust` is 1, 0, or -1 if the votes were not enough."""
 
     predict: Tensor
     robust: Tensor
@@ -137,8 +137,8 @@ class Decisions:
 class SmoothedClassifier:
     """The smoothed classifier g(x) = argmax_c P[f(x + N(0, sigma^2 I)) = c] of any model f that returns logits.
 
-    Prepared once (the model is copied, cut and compiled on first use), then called as often as you like. Every call draws
-    its own noise from the operating system, unless it is given a `seed`.
+    The model is copied, split and compiled once, on first use. Every call draws new noise from the operating system, unless
+    it gets a `seed`.
     """
 
     def __init__(self, model: nn.Module, sigma: float, *, fresh_noise: bool = False, batch: int | None = None) -> None:
@@ -159,36 +159,36 @@ class SmoothedClassifier:
         simultaneous: bool = False,
         progress: Progress = silent,
     ) -> Certificates:
-        """CERTIFY for each input ``x[i]``; see `dpcert.certify`. Without labels `y` none counts as correct."""
+        """Run CERTIFY for each input ``x[i]``; see `dpcert.certify`. Without labels `y`, no prediction counts as correct."""
         x = check_inputs(x)
         together = len(x) if simultaneous else None
         request = Request(self.sigma, n0, n, alpha, self.fresh_noise, skip_misclassified, together)
         if y is None and skip_misclassified:
-            raise DataError("skip_misclassified needs the labels; give y")
+            raise DataError("skip_misclassified needs labels; pass y")
         labels = torch.full((len(x),), _NO_LABEL) if y is None else torch.as_tensor(y).cpu()
         if labels.shape != (len(x),):
-            raise DataError(f"y has shape {list(labels.shape)}, must hold one label for each of the {len(x)} inputs")
-        found: list[smooth.Certificate] = []
+            raise DataError(f"y has shape {list(labels.shape)}, must have one label for each of the {len(x)} inputs")
+        certificates: list[smooth.Certificate] = []
         with self.counters(x, request, _key(seed)) as counters:
             work = parallel_map(counters, lambda counter, i: request.certify(counter, x[i], int(labels[i]), i), range(len(x)))
             for certificate in work:
-                found.append(certificate)
-                progress(len(found), len(x))
-        predicted = torch.tensor([c.predict for c in found])
+                certificates.append(certificate)
+                progress(len(certificates), len(x))
+        predicted = torch.tensor([c.predict for c in certificates])
         return Certificates(
             predict=predicted,
-            radius=torch.tensor([c.radius for c in found], dtype=torch.float64),
+            radius=torch.tensor([c.radius for c in certificates], dtype=torch.float64),
             correct=predicted == labels,
-            count=torch.tensor([-1 if c.count is None else c.count for c in found]),
+            count=torch.tensor([-1 if c.count is None else c.count for c in certificates]),
             n=n,
-            p_lower=torch.tensor([c.p_lower for c in found], dtype=torch.float64),
+            p_lower=torch.tensor([c.p_lower for c in certificates], dtype=torch.float64),
             alpha=alpha,
             simultaneous=simultaneous,
             sigma=self.sigma,
         )
 
     def predict(self, x: Tensor, *, n: int = 10_000, alpha: float = 0.001) -> Tensor:
-        """PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
+        """Run PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
         Request(self.sigma, 1, n, alpha)
         x = check_inputs(x)
         with self._voter.counters(x, secret_key(), {}, fresh_noise=True) as counters:
@@ -198,23 +198,23 @@ class SmoothedClassifier:
     def robust_at(
         self, x: Tensor, radius: float, *, n0: int = 100, n: int = 10_000, alpha: float = 0.001, seed: int | None = None
     ) -> Decisions:
-        """Whether the predicted class is constant within `radius` of each input; votes stop as soon as the answer is clear."""
+        """Decide whether the predicted class is constant within `radius` of each input; stops voting once this is clear."""
         x = check_inputs(x)
         check_radius(radius, self.sigma)
         request = Request(self.sigma, n0, n, alpha, self.fresh_noise)
         with self.counters(x, request, _key(seed)) as counters:
             work = parallel_map(counters, lambda counter, i: request.robust_at(counter, x[i], radius, i), range(len(x)))
-            found = list(work)
+            decisions = list(work)
         return Decisions(
-            predict=torch.tensor([d.predict for d in found]),
-            robust=torch.tensor([_answer(d) for d in found]),
-            votes=torch.tensor([d.votes for d in found]),
+            predict=torch.tensor([d.predict for d in decisions]),
+            robust=torch.tensor([_answer(d) for d in decisions]),
+            votes=torch.tensor([d.votes for d in decisions]),
             radius=radius,
             alpha=alpha,
         )
 
     def counters(self, x: Tensor, request: Request, key: bytes) -> AbstractContextManager[list[Counter]]:
-        """Counters for the inputs `x`, one a worker, whose noise is a function of `key`."""
+        """Return counters for the inputs `x`, one per worker; their noise is a function of `key`."""
         return self._voter.counters(x, key, request.votes, fresh_noise=self.fresh_noise)
 
 
@@ -242,14 +242,14 @@ def certify(
     batch: int | None = None,
     progress: Progress = silent,
 ) -> Certificates:
-    """CERTIFY for each input ``x[i]`` of any classifier that returns logits.
+    """Run CERTIFY for each input ``x[i]`` of any classifier that returns logits.
 
     `alpha` is per input; with `simultaneous` it is divided by the number of inputs, and all certificates of this call hold
     together with probability 1 - alpha.
 
-    The noise comes from the operating system unless `seed` is given. All inputs share one bank of it where the model
-    allows (each certificate is valid on its own); `fresh_noise` draws it anew for each input. `skip_misclassified` casts
-    no estimation votes where the selected class is not the label.
+    The noise comes from the operating system unless `seed` is given. All inputs share one noise bank if the model allows
+    it (each certificate is still valid individually); `fresh_noise` draws new noise for each input. `skip_misclassified`
+    casts no estimation votes if the selected class is not the label.
     """
     classifier = SmoothedClassifier(model, sigma, fresh_noise=fresh_noise, batch=batch)
     return classifier.certify(
@@ -268,19 +268,19 @@ def certify(
 def predict(
     model: nn.Module, x: Tensor, *, sigma: float, n: int = 10_000, alpha: float = 0.001, batch: int | None = None
 ) -> Tensor:
-    """PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always fresh noise."""
+    """Run PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always uses fresh noise."""
     return SmoothedClassifier(model, sigma, batch=batch).predict(x, n=n, alpha=alpha)
 
 
 def check_inputs(x: Tensor) -> Tensor:
-    """Finite float inputs, one a row."""
+    """Return `x` as float32; it must be finite float inputs, one per row."""
     x = torch.as_tensor(x)
     if x.ndim < 2 or len(x) == 0:
         raise DataError(f"x has shape {list(x.shape)}, must be [inputs, ...] with at least one input")
     if not x.is_floating_point():
         raise DataError(f"x is {x.dtype}, must be float; divide uint8 images by 255")
     if not bool(torch.isfinite(x).all()):
-        raise DataError("x holds a NaN or an infinity; a certificate of it would mean nothing")
+        raise DataError("x contains NaN or infinity; replace these values")
     return x.float()
 
 
@@ -296,9 +296,9 @@ def certify_to_file(
     batch: int | None = None,
     progress: Progress = silent,
 ) -> list[CertificateRow]:
-    """Certify ``x[i]`` for i in `indices`, a row each in `path`; examples already there are not done again.
+    """Certify ``x[i]`` for i in `indices`, one row each in `path`; rows that already exist are kept.
 
-    The noise is a function of the key (and of i, with fresh noise): a run that was cut anywhere goes on to the same rows.
+    The noise is a function of the key (and of i, with fresh noise): an interrupted run resumes with the same rows.
     """
 
     def row(counter: Counter, index: int) -> CertificateRow:
@@ -330,7 +330,7 @@ def decide_to_file(
     batch: int | None = None,
     progress: Progress = silent,
 ) -> list[RobustRow]:
-    """Answer "is it robust at `radius`?" for ``x[i]``, i in `indices`, a row each in `path`; resumable like certificates."""
+    """Decide whether ``x[i]`` is robust at `radius` for i in `indices`, one row each in `path`; resumable."""
     check_radius(radius, request.sigma)
 
     def row(counter: Counter, index: int) -> RobustRow:
@@ -349,12 +349,12 @@ def decide_to_file(
 
 
 def check_radius(radius: float, sigma: float) -> None:
-    """Refuse a radius that needs no votes, or that no number of votes can show (p_A would have to be 1)."""
-    remedy = f"beyond 8 sigma nothing can be shown, at 0 ask for certificates (sigma is {sigma:g})"
+    """Refuse a radius that needs no votes, or that no number of votes can certify (p_A would have to be 1)."""
+    remedy = f"at most 8 sigma can be certified (sigma is {sigma:g}); for radius 0 use certificates"
     finite_in("radius", radius, 0.0, 8.0 * sigma, open_low=True, remedy=remedy)
 
 
 def require_subset(size: int, examples: int) -> None:
-    """Refuse a number of examples the test set does not have."""
+    """Refuse more examples than the test set has."""
     if not 1 <= examples <= size:
         raise RunError(f"--examples is {examples}, the test set has {size}; give 1 to {size} or all")

@@ -1,7 +1,7 @@
-"""Counting votes: the classes a classifier gives to noisy copies of one input.
+"""Count votes: the classes that a classifier predicts for noisy copies of one input.
 
-A vote is *wrong* (it counts for no class) if its logits hold a NaN or if the two largest are closer than rounding can tell
-apart: another batch size, thread count or way of computing could then have voted otherwise.
+A vote is *wrong* (it counts for no class) if its logits contain a NaN, or if the two largest differ by less than rounding:
+another batch size, thread count or kernel could then have given another vote.
 """
 
 import contextlib
@@ -23,40 +23,40 @@ from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_ba
 from .compiled import Rest, compile_rest
 from .smooth import Counter
 
-TIE_TOLERANCE = 2.0**-16  # of the largest logit; float32 rounding through a small network stays below it
-_LOGITS_KEPT = 1 << 20  # 4 MB; counting them one chunk at a time would be slower
-ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk stays in a core's cache; other devices want large ones
+TIE_TOLERANCE = 2.0**-16  # relative to the largest logit; float32 rounding in a small network stays below it
+_LOGITS_KEPT = 1 << 20  # 4 MB; counting chunk by chunk would be slower
+ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk fits in a core's cache; other devices need large chunks
 
 
 def voting_copy(model: nn.Module) -> nn.Module:
-    """A copy of the model for voting: evaluation mode, channels innermost (pools are several times faster)."""
-    voter = copied(getattr(model, "_orig_mod", model)).eval()  # what torch.compile wraps: its bits change with the batch size
+    """Return a copy of the model for voting: evaluation mode, channels-last (pools are several times faster)."""
+    voter = copied(getattr(model, "_orig_mod", model)).eval()  # unwrap torch.compile: its bits change with the batch size
     voter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return voter
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """A voting copy of the model, and no gradients while it is used."""
+    """Yield a voting copy of the model, in inference mode."""
     voter = voting_copy(model)
     with torch.inference_mode():
         yield voter
 
 
 def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Raise `ModelError` where the noisy copies of an input are seen to change each other's votes."""
+    """Raise `ModelError` if the noisy copies of an input change each other's votes."""
     if keeps_rows_apart(voter, input_shape):
         return
     try:
         refuse_mixing(voter, input_shape, voting=True)
     except ModelError:
         raise
-    except Exception:  # a classifier that takes no inputs but its own kind: each row is run alone in any case
+    except Exception:  # the classifier rejects the probe inputs: each row runs alone in any case
         return
 
 
 class FreshVotes:
-    """Noise of its own for every input: a function of (key, purpose, index of the input, position)."""
+    """Separate noise for every input: a function of (key, purpose, index of the input, position)."""
 
     def __init__(self, model: nn.Module, sigma: float, key: bytes, batch: int | None = None) -> None:
         self.model, self.sigma, self.key = model, sigma, key
@@ -79,12 +79,12 @@ class FreshVotes:
 
 
 class BankVotes:
-    """Noise from a bank that all inputs share, with the model's first linear layer applied to it once."""
+    """Noise from a bank shared by all inputs, with the model's first linear layer applied to it once."""
 
     def __init__(
-        self, made: SplitModel, bank: NoiseBank, sigma: float, batch: int | None = None, rest: Rest | None = None
+        self, cut: SplitModel, bank: NoiseBank, sigma: float, batch: int | None = None, rest: Rest | None = None
     ) -> None:
-        self.made, self.bank, self.sigma = made, bank, sigma
+        self.cut, self.bank, self.sigma = cut, bank, sigma
         like = next(iter(bank.parts.values()))
         self.device = like.device
         self.batch = batch or _rows(self.device)
@@ -93,17 +93,17 @@ class BankVotes:
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
         """The contract of `Counter`."""
-        own = self.made.features(x.unsqueeze(0).to(self.device))
+        features = self.cut.features(x.unsqueeze(0).to(self.device))
         chunks = self.bank.parts[purpose][start:stop].split(self.batch)  # type: ignore[no-untyped-call]
-        return tally(self.rest(noise, own) for noise in chunks)
+        return tally(self.rest(noise, features) for noise in chunks)
 
-    def _eager(self, noise: Tensor, own: Tensor) -> Tensor:
-        logits = self.made.logits(torch.add(noise, own, out=self._buffer[: len(noise)]))
-        return logits.clone()  # a model that ends with its first layer hands back the buffer itself
+    def _eager(self, noise: Tensor, features: Tensor) -> Tensor:
+        logits = self.cut.logits(torch.add(noise, features, out=self._buffer[: len(noise)]))
+        return logits.clone()  # a model that ends with its first layer returns the buffer itself
 
 
 def tally(chunks: Iterable[Tensor]) -> np.ndarray:
-    """Votes for each class over all chunks of logits: some are kept and counted together, so memory does not grow with n."""
+    """Count the votes per class over all chunks of logits. Counts several chunks at once; memory does not grow with n."""
     waiting: list[Tensor] = []
     votes, kept = np.zeros(0, dtype=np.int64), 0
     for logits in chunks:
@@ -120,16 +120,16 @@ def _added(votes: np.ndarray, waiting: list[Tensor]) -> np.ndarray:
 
 
 def winners(logits: Tensor) -> np.ndarray:
-    """Votes for each class of ``logits [rows, classes]``; a tie or a NaN votes for nobody."""
+    """Count the votes per class of ``logits [rows, classes]``; a tie or a NaN counts for no class."""
     classes = logits_of(logits).shape[1]
     best, chosen = logits.float().topk(2, dim=1)
-    clear = best[:, 0] - best[:, 1] > TIE_TOLERANCE * logits.abs().amax(dim=1)  # False wherever a NaN is
+    clear = best[:, 0] - best[:, 1] > TIE_TOLERANCE * logits.abs().amax(dim=1)  # False for NaN
     votes = torch.where(clear, chosen[:, 0], classes)
     return torch.bincount(votes, minlength=classes + 1)[:classes].cpu().numpy()
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model is."""
+    """Return the model's device."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
@@ -139,7 +139,7 @@ def _rows(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What is worked out once for inputs of one shape; `cut` None: the model is run whole."""
+    """What is prepared once per input shape; `cut` is None if the model runs whole."""
 
     whole: Forward
     cut: SplitModel | None
@@ -147,10 +147,10 @@ class _Prepared:
 
 
 class Voter:
-    """A model made ready to vote: a copy in evaluation mode, cut and compiled once for each shape of inputs.
+    """A model prepared for voting: a copy in evaluation mode, split and compiled once per input shape.
 
-    Noise is not part of it. Each call of `counters` draws its own bank, which lives as long as that call: inputs that were
-    chosen after the noise was known would have no certificate.
+    It stores no noise. Each call of `counters` draws a new bank, which lives only for that call: certificates are not valid
+    for inputs that were chosen after the noise was known.
     """
 
     def __init__(self, model: nn.Module, sigma: float, batch: int | None = None) -> None:
@@ -165,7 +165,7 @@ class Voter:
     def counters(
         self, x: Tensor, key: bytes, votes: dict[Purpose, int], *, fresh_noise: bool = False
     ) -> Iterator[list[Counter]]:
-        """The counters for the inputs `x`, one a worker: from a bank where the model can be cut, else with fresh noise."""
+        """Yield counters for the inputs `x`, one per worker: from a bank if the model can be split, else with fresh noise."""
         with torch.inference_mode():
             self._check(x)
             counters = None if fresh_noise else self._from_a_bank(x, key, votes)
@@ -175,7 +175,7 @@ class Voter:
             yield counters
 
     def _check(self, x: Tensor) -> None:
-        """Once for each shape: the model must take such inputs, answer logits, and keep the noisy copies apart."""
+        """Check once per shape: the model must accept the inputs, return logits, and not mix the noisy copies."""
         shape = tuple(x.shape[1:])
         with self._one_at_a_time:
             if shape not in self._checked:
@@ -194,7 +194,7 @@ class Voter:
         return [BankVotes(copy.deepcopy(cut), bank, self.sigma, self.batch, prepared.rest) for _ in workers]
 
     def _ready_for(self, x: Tensor) -> _Prepared:
-        """What was prepared for such inputs; without the cut where it is not the same model for these very inputs."""
+        """Return what was prepared for this shape; without the split if the split model differs on these inputs."""
         shape = tuple(x.shape[1:])
         with self._one_at_a_time:
             known = self._prepared.get(shape)
@@ -220,5 +220,5 @@ def voting(
     fresh_noise: bool = False,
     batch: int | None = None,
 ) -> contextlib.AbstractContextManager[list[Counter]]:
-    """The counters of a model that is used for one call only."""
+    """Return the counters of a model that is used for one call only."""
     return Voter(model, sigma, batch).counters(x, key, votes, fresh_noise=fresh_noise)

@@ -1,1 +1,1 @@
-"""Per-example gradients, clipped and summed; engines that agree on one contract."""
+"""Per-example gradients, clipped and summed, by engines that share one contract."""

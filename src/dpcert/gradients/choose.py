@@ -1,4 +1,4 @@
-"""Which engine takes a model: the fast one where it is known to be right, the reference one elsewhere."""
+"""Choose the engine for a model: the fast one if it agrees with the reference, otherwise the reference engine."""
 
 import torch
 from torch import nn
@@ -14,9 +14,9 @@ _AGREEMENT = 1e-3  # of an example's largest gradient: float32 rounding is far b
 
 
 def choose(name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...], workers: int = 1) -> tuple[Engine, ...]:
-    """The engine called `name`, once for each worker it can share a step with; ``auto`` takes `layerwise` where it can.
+    """Return the engine called `name`, one instance per worker; ``auto`` uses `layerwise` where it supports the model.
 
-    ``layerwise`` insists on it. The reference engine works alone: it puts its weights into the model itself.
+    ``layerwise`` raises where it does not. The reference engine uses one worker: it swaps its weights into the model itself.
     """
     if name == "vmap":
         return (clipped_sum,)
@@ -25,24 +25,24 @@ def choose(name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int,
     if reason is None:
         return (engine, *(Layerwise() for _ in range(workers - 1)))
     if name == "layerwise":
-        raise ConfigError(f"gradients.engine layerwise cannot take this model: {reason}; use vmap or auto")
+        raise ConfigError(f"gradients.engine layerwise does not support this model: {reason}; use vmap or auto")
     return (clipped_sum,)
 
 
 def _disagreement(engine: Layerwise, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...]) -> str | None:
-    """Compare with the reference on dissimilar examples: a forward that uses weights in its own way shows here."""
+    """Compare with the reference engine on dissimilar examples; detects a forward that uses its weights in an unusual way."""
     device = next(model.parameters()).device
     rows = dissimilar_rows(input_shape)
     views = torch.stack([rows, rows.flip(0)], dim=1).to(device)
     labels = torch.zeros(len(views), dtype=torch.long, device=device)
     expected = per_example_gradients(model, loss, views, labels)
     try:
-        found = {name: part.instantiate() for name, part in engine.per_example(model, loss, views, labels).items()}
+        gradients = {name: part.instantiate() for name, part in engine.per_example(model, loss, views, labels).items()}
     except (RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     scale = torch.stack([gradient.flatten(1).abs().amax(dim=1) for gradient in expected.values()]).amax(dim=0)
     for name, gradient in expected.items():
-        apart = (found[name] - gradient.flatten(1)).abs().amax(dim=1)
-        if bool((apart > _AGREEMENT * scale).any()):
+        difference = (gradients[name] - gradient.flatten(1)).abs().amax(dim=1)
+        if bool((difference > _AGREEMENT * scale).any()):
             return f"its gradient of {name!r} differs from the reference engine's"
     return None

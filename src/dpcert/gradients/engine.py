@@ -1,8 +1,8 @@
 """The contract of the engines: (model, loss of one example, views, labels, clip) -> ClippedSum.
 
-A loss maps the logits of ONE example's views, ``[R, classes]``, and its label to a scalar. The engine makes the batch,
-so a loss cannot see two examples. Engines take ``views [b, R, ...]``, a part of the batch that fits in memory; the sums
-of the parts are added.
+A loss maps the logits of ONE example's views, ``[R, classes]``, and its label to a scalar. The engine adds the
+batch axis, so a loss cannot see two examples. Engines take ``views [b, R, ...]``, a part of the batch that fits in memory;
+the sums of the parts are added.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ class ClippedSum:
     """The sum of clipped per-example gradients, float64, flat in the order of the parameters.
 
     Guarantee: adding or removing one example moves `value` by at most `sensitivity` in L2.
-    `norms` are the norms before clipping. They are *sensitive*: they are for tests and never leave the process.
+    `norms` are the norms before clipping. They are *sensitive*: for tests only, and never released.
     """
 
     value: Tensor
@@ -31,13 +31,13 @@ class ClippedSum:
     norms: Tensor
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
-        """The sum over both batches, which share no example: one example is in one of them."""
+        """Return the sum over both batches, which must not share an example."""
         worst = max(self.sensitivity, other.sensitivity)
         return ClippedSum(self.value + other.value, worst, torch.cat([self.norms, other.norms]))
 
 
 class ClipRule(Protocol):
-    """Norms to factors, and the bound they keep."""
+    """Maps norms to factors, with the bound on the clipped norm."""
 
     def factors(self, norms: Tensor, clip_norm: float) -> Tensor:
         """Factor of each example; 0 where the norm is not finite."""
@@ -50,8 +50,8 @@ class ClipRule(Protocol):
 class Clip:
     """A rule with its clip norm C.
 
-    Guarantee, for a rule of the user's own too: a factor depends on its own norm only, and no clipped gradient is longer
-    than the bound the rule states.
+    Guarantee, for custom rules too: each factor depends only on its own norm, and no clipped gradient is longer than the
+    bound that the rule states.
     """
 
     rule: ClipRule
@@ -70,7 +70,7 @@ class Clip:
 
 
 class Clipping(Protocol):
-    """Norms to factors, with the bound they keep: `Clip`, or a part of it."""
+    """Maps norms to factors, with the bound on the clipped norm: `Clip` or `FirstOnly`."""
 
     def factors(self, norms: Tensor) -> Tensor:
         """Factor of each example."""
@@ -82,7 +82,7 @@ class Clipping(Protocol):
 
 @dataclass(frozen=True)
 class FirstOnly:
-    """A clip that counts only the first `count` examples; the others are padding and get the factor 0."""
+    """A clip for the first `count` examples; the others are padding and get factor 0."""
 
     clip: Clip
     count: int
@@ -100,19 +100,19 @@ class FirstOnly:
 
 
 class Engine(Protocol):
-    """What an engine is."""
+    """The interface of an engine."""
 
     def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clipping) -> ClippedSum:
-        """The clipped sum over the examples of ``views [b, R, ...]``."""
+        """Return the clipped sum over the examples of ``views [b, R, ...]``."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, in the order of every flat vector."""
+    """Return the trained parameters, in the order that every flat vector uses."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def empty_sum(model: nn.Module, clip: Clipping) -> ClippedSum:
-    """The sum over no examples: zero. An empty Poisson batch is an ordinary step."""
+    """Return the sum over no examples: zero. An empty Poisson batch is a regular step."""
     parameters = trainable(model).values()
     device = next(iter(parameters)).device
     size = sum(parameter.numel() for parameter in parameters)
@@ -121,12 +121,12 @@ def empty_sum(model: nn.Module, clip: Clipping) -> ClippedSum:
 
 
 def clip_and_sum(per_example: Iterable[Tensor], clip: Clipping) -> ClippedSum:
-    """Clip and sum per-example gradients given as one ``[b, ...]`` tensor a parameter. Norms and sums are float64."""
+    """Clip and sum per-example gradients, given as one ``[b, ...]`` tensor per parameter. Norms and sums are float64."""
     flat = [gradient.flatten(1) for gradient in per_example]
     parts = [torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64) for gradient in flat]
     norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     factors = clip.factors(norms)
-    if not bool(torch.isfinite(norms).all()):  # 0 * inf is nan: such rows must be emptied, not only weighted by 0
+    if not bool(torch.isfinite(norms).all()):  # 0 * inf is nan: set such rows to 0, a factor of 0 is not enough
         flat = [torch.where(torch.isfinite(norms)[:, None], gradient, 0.0) for gradient in flat]
     value = torch.cat([factors @ gradient.double() for gradient in flat])
     return ClippedSum(value, clip.sensitivity, norms)

@@ -1,7 +1,7 @@
-"""How each kind of layer turns its input and the gradient of its output into per-example parameter gradients.
+"""Rules that turn a layer's input and the gradient of its output into per-example parameter gradients.
 
-A rule takes the layer, its input ``[b*R, ...]``, the gradient of its output ``[b*R, ...]`` and b, and gives the gradients
-of its parameters by name. Rows of one example stand together, so ``[b*R, ...]`` reshapes to ``[b, R, ...]``.
+A rule takes the layer, its input ``[b*R, ...]``, the gradient of its output ``[b*R, ...]`` and b, and returns the gradients
+of its parameters by name. Rows of one example are adjacent, so ``[b*R, ...]`` reshapes to ``[b, R, ...]``.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def linear(layer: nn.Linear, x: Tensor, delta: Tensor, examples: int, buffers: B
 
 
 def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
-    """A convolution is a linear map of patches; views and positions are summed together, groups stand apart."""
+    """A convolution is a linear map of patches; views and positions are summed together, groups are separate."""
     deltas = delta.movedim(1, -1).reshape(examples, -1, layer.out_channels)
     bias = _bias(layer, deltas)
     x = _padded(layer, x)
@@ -60,7 +60,7 @@ def _padded(layer: Any, x: Tensor) -> Tensor:
 def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:
     """``[b, R * positions, kernel..., channels]``: strided views of the padded input, copied into a reused buffer.
 
-    With channels last a kernel's row is one run of memory, so the copy is as fast as memory.
+    With channels last, a row of the kernel is contiguous in memory, so the copy runs at memory speed.
     """
     space = len(layer.kernel_size)
     x = x.movedim(1, -1)  # [rows, space..., channels]
@@ -75,17 +75,17 @@ def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:
 
 
 def _shifted_images(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> tuple[Tensor, Tensor]:
-    """Patches of a one-channel image, as ``[b, summed, kernel]``, and the matching ``[b, summed, out]``.
+    """Return patches of a one-channel image as ``[b, summed, kernel]``, and the matching gradients ``[b, summed, out]``.
 
-    One channel makes the runs of `_patches` short. Instead the image is cut into its stride x stride phases; what the
-    kernel's tap (i, j) sees is then one phase shifted by a constant, a single long run. A run covers whole rows of the
-    phase: its last columns lie beyond the output, and the gradients there are 0.
+    With one channel, the contiguous runs of `_patches` are short. Instead the image is split into its stride x stride
+    phases. Kernel tap (i, j) then sees one phase shifted by a constant, a single long run. A run covers whole rows of the
+    phase: its last columns are outside the output, and the gradients there are 0.
     """
     (kernel_h, kernel_w), (stride_h, stride_w), (dilation_h, dilation_w) = layer.kernel_size, layer.stride, layer.dilation
     rows, out_channels, height, width = delta.shape
     views = rows // examples
     phase_w = max(-(-x.shape[3] // stride_w), width)
-    phase_h = max(-(-x.shape[2] // stride_h), height + dilation_h * (kernel_h - 1) // stride_h) + 1  # a row for the last run
+    phase_h = max(-(-x.shape[2] // stride_h), height + dilation_h * (kernel_h - 1) // stride_h) + 1  # one row for the last run
     phases = _buffer(buffers, (id(layer), "phases"), (examples, stride_h, stride_w, views, phase_h, phase_w), x)
     for phase_i in range(stride_h):
         for phase_j in range(stride_w):
@@ -95,7 +95,7 @@ def _shifted_images(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers
     taps = _buffer(buffers, (id(layer), "taps"), (examples, kernel_h, kernel_w, views, run), x)
     for i in range(kernel_h):
         down, phase_i = divmod(i * dilation_h, stride_h)
-        for j in range(min(stride_w, kernel_w)):  # taps j, j + stride, ... see the same phase, one step further each
+        for j in range(min(stride_w, kernel_w)):  # taps j, j + stride, ... see the same phase, shifted by one each
             right, phase_j = divmod(j * dilation_w, stride_w)
             source = phases[:, phase_i, phase_j].flatten(2)
             shifted = torch.as_strided(
@@ -111,7 +111,7 @@ def _shifted_images(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers
 
 
 def _buffer(buffers: Buffers, name: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A zero-filled tensor that is made once, so that memory stays mapped and in cache; smaller batches take its first rows."""
+    """Return a reused zero-filled tensor, so that memory stays mapped and in cache; smaller batches use its first rows."""
     key = (name, shape[1:], like.dtype, like.device)
     if key not in buffers or len(buffers[key]) < shape[0]:
         buffers[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -128,36 +128,36 @@ def _padding(layer: Any) -> list[tuple[int, int]]:
 
 
 def layer_norm(layer: nn.LayerNorm, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
-    """w * normalised + b, elementwise: sum over all axes in front of the normalised ones."""
-    normalised = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    size = normalised[0].numel() and torch.Size(layer.normalized_shape).numel()
-    return _scale_and_shift(layer, normalised.reshape(examples, -1, size), delta.reshape(examples, -1, size))
+    """w * normalized + b, elementwise: sum over all axes before the normalized ones."""
+    normalized = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    size = normalized[0].numel() and torch.Size(layer.normalized_shape).numel()
+    return _scale_and_shift(layer, normalized.reshape(examples, -1, size), delta.reshape(examples, -1, size))
 
 
 def group_norm(layer: nn.GroupNorm, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
-    """w_c * normalised + b_c: sum over views and positions."""
-    normalised = F.group_norm(x, layer.num_groups, eps=layer.eps)
-    return _by_channel(layer, normalised, delta, examples)
+    """w_c * normalized + b_c: sum over views and positions."""
+    normalized = F.group_norm(x, layer.num_groups, eps=layer.eps)
+    return _by_channel(layer, normalized, delta, examples)
 
 
 def frozen_batch_norm(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
     """BatchNorm with running statistics is an affine map of each channel."""
-    normalised = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
-    return _by_channel(layer, normalised, delta, examples)
+    normalized = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+    return _by_channel(layer, normalized, delta, examples)
 
 
-def _by_channel(layer: Any, normalised: Tensor, delta: Tensor, examples: int) -> dict[str, Part]:
-    channels = normalised.shape[1]
-    rows = normalised.movedim(1, -1).reshape(examples, -1, channels)
+def _by_channel(layer: Any, normalized: Tensor, delta: Tensor, examples: int) -> dict[str, Part]:
+    channels = normalized.shape[1]
+    rows = normalized.movedim(1, -1).reshape(examples, -1, channels)
     return _scale_and_shift(layer, rows, delta.movedim(1, -1).reshape(examples, -1, channels))
 
 
-def _scale_and_shift(layer: Any, normalised: Tensor, deltas: Tensor) -> dict[str, Part]:
-    return {"weight": Instantiated((normalised * deltas).sum(dim=1)), **_bias(layer, deltas)}
+def _scale_and_shift(layer: Any, normalized: Tensor, deltas: Tensor) -> dict[str, Part]:
+    return {"weight": Instantiated((normalized * deltas).sum(dim=1)), **_bias(layer, deltas)}
 
 
 def embedding(layer: nn.Embedding, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
-    """Rows of the table that an example looked up collect its gradients."""
+    """Add each gradient to the table row that the example looked up."""
     deltas = delta.reshape(examples, -1, layer.embedding_dim)
     tokens = x.reshape(examples, -1)
     if layer.padding_idx is not None:

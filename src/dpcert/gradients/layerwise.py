@@ -1,10 +1,10 @@
-"""The fast engine: one forward pass, gradients of layer *outputs* only, then one batched product a layer.
+"""The fast engine: one forward pass, gradients of layer *outputs* only, then one batched product per layer.
 
-No ordinary weight gradient is computed and none for the input. Views and positions are summed inside the product, so the
-memory is that of b gradients whatever the number of views.
+It computes no ordinary weight gradients and no input gradient. Views and positions are summed inside the product, so memory
+use is that of b gradients, whatever the number of views.
 
-A chain of known layers runs on the whole batch. Any other forward runs for one example at a time under ``vmap``, so that no
-example can see another; parameters that no layer rule covers get their gradients from the same pass.
+A chain of known layers runs on the whole batch. Any other forward runs on one example at a time under ``vmap``, so that no
+example can see another. Parameters without a layer rule get their gradients from the same pass.
 """
 
 import copy
@@ -33,9 +33,9 @@ class _Call:
 
 
 class _Skeleton:
-    """A copy of the model that only this engine runs, with the model's own weights put in at each call.
+    """A private copy of the model, called with the current weights of the original.
 
-    Its hooks write down the input and output of every layer with a rule. Several engines can run at once on one model.
+    Its hooks record the input and output of every layer with a rule. Several engines can run at once on one model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,12 +51,14 @@ class _Skeleton:
 
     @property
     def without_rule(self) -> dict[str, Tensor]:
-        """The trained parameters that the layers' rules do not cover."""
-        covered = {_prefixed(name, own) for name in self.ruled for own, _ in self.copy.get_submodule(name).named_parameters()}
+        """The trained parameters that no layer rule covers."""
+        covered = {
+            _prefixed(name, local) for name in self.ruled for local, _ in self.copy.get_submodule(name).named_parameters()
+        }
         return {name: parameter.detach() for name, parameter in self.parameters.items() if name not in covered}
 
     def forward(self, rows: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
-        """Logits of all rows; `calls` then holds what each layer saw."""
+        """Return the logits of all rows; `calls` then has the inputs and outputs of each layer."""
         self.calls.clear()
         every = {name: _channels_last(parameter.detach()) for name, parameter in self.original.named_parameters()}
         logits: Tensor = functional_call(self.copy, {**every, **(weights or {})}, (rows,))
@@ -66,7 +68,7 @@ class _Skeleton:
         def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
             copied = self._outputs_may_change
             seen = inputs[0].detach().clone() if copied else inputs[0].detach()
-            if self.perturbations is not None:  # under vmap: the gradient for 0 added to an output is that of the output
+            if self.perturbations is not None:  # under vmap: the gradient for a 0 added to an output equals that for the output
                 place = len(self.calls)
                 self.calls.append(_Call(name, layer, seen, output))
                 return output + self.perturbations[place] if place < len(self.perturbations) else None
@@ -78,10 +80,10 @@ class _Skeleton:
 
 
 class Layerwise:
-    """The engine; it keeps its buffers between calls, so that memory is not touched anew in every step."""
+    """The engine; it reuses its buffers between calls, so that no step has to allocate them again."""
 
     def __init__(self) -> None:
-        self._buffers: dict[int, Buffers] = {}  # by the place of the layer's call: a layer used twice has two
+        self._buffers: dict[int, Buffers] = {}  # by position of the call: a layer used twice has two
         self._skeleton: _Skeleton | None = None
 
     def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clipping) -> ClippedSum:
@@ -94,25 +96,25 @@ class Layerwise:
             norms = squares.sum(dim=0).sqrt_()
             factors = clip.factors(norms)
             unusable = ~torch.isfinite(norms)
-            if bool(unusable.any()):  # 0 * inf is nan: such gradients must be emptied, not only weighted by 0
+            if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
                 parts = [part.without(unusable) for part in parts]
             return ClippedSum(torch.cat([part.weighted_sum(factors) for part in parts]), clip.sensitivity, norms)
 
     def per_example(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Part]:
-        """Per-example gradients of every trained parameter, in the order of `trainable`."""
+        """Return per-example gradients of every trained parameter, in the order of `trainable`."""
         if self._skeleton is None or self._skeleton.original is not model:
             self._skeleton = _Skeleton(model)
         skeleton = self._skeleton
         whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule
         calls, deltas, rest = (_on_the_batch if whole_batch else _on_each_example)(skeleton, loss, views, labels)
-        found: dict[str, list[Part]] = {name: [Instantiated(gradient.flatten(1))] for name, gradient in rest.items()}
+        parts: dict[str, list[Part]] = {name: [Instantiated(gradient.flatten(1))] for name, gradient in rest.items()}
         with torch.no_grad():
             for place, (call, delta) in enumerate(zip(calls, deltas, strict=True)):
                 rule, buffers = RULES[type(call.layer)], self._buffers.setdefault(place, {})
-                for own, part in rule(call.layer, _full(call.inputs), _full(delta), len(views), buffers).items():
-                    found.setdefault(_prefixed(call.name, own), []).append(part)
+                for local, part in rule(call.layer, _full(call.inputs), _full(delta), len(views), buffers).items():
+                    parts.setdefault(_prefixed(call.name, local), []).append(part)
         skeleton.calls.clear()
-        return {name: total(found[name]) for name in skeleton.parameters}
+        return {name: total(parts[name]) for name in skeleton.parameters}
 
 
 _Passed = tuple[list[_Call], tuple[Tensor, ...], dict[str, Tensor]]
@@ -129,7 +131,7 @@ def _on_the_batch(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels: T
 
 
 def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels: Tensor) -> _Passed:
-    """The same for a forward that might mix rows: it runs on the views of one example, mapped over the examples."""
+    """Like `_on_the_batch`, for a forward that might mix rows: it runs on one example's views, mapped over the examples."""
     with torch.no_grad():
         skeleton.perturbations = []
         skeleton.forward(views[0])
@@ -152,13 +154,13 @@ def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels
 
 
 def _may_write_in_place(model: nn.Module) -> bool:
-    """Whether what follows a layer might overwrite its output: ``ReLU(inplace=True)``, or a custom forward."""
-    own_forward = any(not type(layer).__module__.startswith("torch.nn.") for layer in model.modules())
-    return own_forward or any(getattr(layer, "inplace", False) for layer in model.modules())
+    """Return whether later code might overwrite a layer's output: ``ReLU(inplace=True)``, or a custom forward."""
+    custom_forward = any(not type(layer).__module__.startswith("torch.nn.") for layer in model.modules())
+    return custom_forward or any(getattr(layer, "inplace", False) for layer in model.modules())
 
 
 def _ruled(model: nn.Module, trained: dict[str, nn.Parameter]) -> set[str]:
-    """The layers with a rule that hold trained parameters, and hold them alone."""
+    """Return the layers with a rule that have trained parameters and share none of their parameters."""
     uses: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1
@@ -167,7 +169,7 @@ def _ruled(model: nn.Module, trained: dict[str, nn.Parameter]) -> set[str]:
         for name, layer in model.named_modules()
         if _has_rule(layer)
         and all(uses[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
-        and any(_prefixed(name, own) in trained for own, _ in layer.named_parameters(recurse=False))
+        and any(_prefixed(name, local) in trained for local, _ in layer.named_parameters(recurse=False))
     }
 
 
@@ -177,20 +179,20 @@ def _has_rule(layer: nn.Module) -> bool:
     return type(layer) in RULES
 
 
-def _prefixed(layer: str, own: str) -> str:
-    return f"{layer}.{own}" if layer else own
+def _prefixed(layer: str, local: str) -> str:
+    return f"{layer}.{local}" if layer else local
 
 
 def _channels_last(weight: Tensor) -> Tensor:
-    """A weight of four dimensions with its channels innermost: convolutions and pools then run in that layout."""
+    """Convert a 4-D weight to channels-last; convolutions and pools then run in that layout."""
     return weight.clone(memory_format=torch.channels_last) if weight.ndim == 4 else weight
 
 
 def _full(tensor: Tensor) -> Tensor:
-    """Half precision (autocast) is widened before anything is summed."""
+    """Convert half precision (autocast) to float32 before anything is summed."""
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def unsupported(model: nn.Module) -> str | None:
-    """Why this engine has no advantage for the model, or None."""
+    """Return why this engine has no advantage for the model, or None."""
     return None if _ruled(model, trainable(model)) else "no layer with trainable parameters has a rule"

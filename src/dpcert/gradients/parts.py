@@ -1,7 +1,7 @@
-"""The gradients of one layer's parameters, an example each, in the cheaper of two forms.
+"""Per-example gradients of one layer's parameters, in the cheaper of two forms.
 
-Both forms give the norms and the weighted sum in float64 from the same float32 numbers, so that the norm used for clipping
-is the norm of what is summed.
+Both forms compute the norms and the weighted sum in float64 from the same float32 values, so that the norm used for
+clipping is the norm of what is summed.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class Part(Protocol):
         """``[b, size]``."""
 
     def without(self, rows: Tensor) -> "Part":
-        """The same with the marked examples' gradients replaced by 0."""
+        """Return a copy with the gradients of the marked examples set to 0."""
 
 
 @dataclass(frozen=True)
 class Instantiated:
-    """Gradients as numbers, ``[b, size]``."""
+    """Materialized gradients, ``[b, size]``."""
 
     gradients: Tensor
 
@@ -48,7 +48,7 @@ class Instantiated:
         return factors @ self._wide
 
     def instantiate(self) -> Tensor:
-        """As it is."""
+        """Return the gradients."""
         return self.gradients
 
     def without(self, rows: Tensor) -> "Instantiated":
@@ -61,7 +61,7 @@ class Factored:
     """Gradients as products, never formed: gradient[i] = deltas[i]^T inputs[i].
 
     ``inputs [b, s, in]``, ``deltas [b, s, out]``: s sums over views and positions. The norm is the ghost norm
-    ‖D^T A‖^2 = sum of (A A^T) * (D D^T) (Goodfellow 2015; Li et al. 2022), right for wide linear layers.
+    ‖D^T A‖^2 = sum of (A A^T) * (D D^T) (Goodfellow 2015; Li et al. 2022), which suits wide linear layers.
     """
 
     inputs: Tensor
@@ -70,8 +70,8 @@ class Factored:
     def norms_squared(self) -> Tensor:
         """The ghost norm, in float64, plus a bound on its rounding error.
 
-        Where the views of an example nearly cancel, the sum loses up to s 2^-50 ‖A‖^2 ‖D‖^2; without that term such a
-        gradient would be clipped too little.
+        If the views of an example nearly cancel, the sum loses up to s 2^-50 ‖A‖^2 ‖D‖^2. Without that term such a gradient
+        would be clipped too little.
         """
         inputs, deltas = self.inputs.double(), self.deltas.double()
         gram_in, gram_out = torch.bmm(inputs, inputs.mT), torch.bmm(deltas, deltas.mT)
@@ -95,7 +95,7 @@ class Factored:
 
 @dataclass(frozen=True)
 class Reordered:
-    """Gradients whose numbers stand in another order than the parameter's: ``order[k]`` is where number k belongs."""
+    """Gradients in another order than the parameter's: entry k of the parameter is entry ``order[k]`` of `part`."""
 
     part: Part
     order: Tensor
@@ -105,11 +105,11 @@ class Reordered:
         return self.part.norms_squared()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """The sum, put in order."""
+        """Return the sum in the parameter's order."""
         return self.part.weighted_sum(factors)[self.order]
 
     def instantiate(self) -> Tensor:
-        """The gradients, put in order."""
+        """Return the gradients in the parameter's order."""
         return self.part.instantiate()[:, self.order]
 
     def without(self, rows: Tensor) -> "Reordered":
@@ -118,7 +118,7 @@ class Reordered:
 
 
 def product(inputs: Tensor, deltas: Tensor) -> Part:
-    """The cheaper form of deltas[i]^T inputs[i], by counting multiplications and the float64 numbers written."""
+    """Return the cheaper form of deltas[i]^T inputs[i], by the number of multiplications and float64 writes."""
     summed, width_in, width_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     instantiated = width_in * width_out * (summed + 8)
     factored = 2 * summed * (summed + 4) * (width_in + width_out) + 2 * summed * width_in * width_out
@@ -126,7 +126,7 @@ def product(inputs: Tensor, deltas: Tensor) -> Part:
 
 
 def total(parts: list[Part]) -> Part:
-    """The gradient of a parameter that is used several times in one forward pass."""
+    """Return the gradient of a parameter that is used several times in one forward pass."""
     if len(parts) == 1:
         return parts[0]
     summed = parts[0].instantiate()

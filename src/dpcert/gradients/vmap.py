@@ -1,6 +1,6 @@
-"""The reference engine: ``torch.func`` takes the gradient of one example's loss and maps it over the batch.
+"""The reference engine: ``torch.func`` computes the gradient of one example's loss and maps it over the batch.
 
-Works for any model that `models.check` accepts; the oracle for faster engines.
+Works for any model that `models.check` accepts. Faster engines are compared with it.
 """
 
 from typing import cast
@@ -14,7 +14,7 @@ from .engine import ClippedSum, Clipping, LossOfOne, clip_and_sum, empty_sum, tr
 
 
 def per_example_gradients(model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """The gradient of each example's own loss, ``[b, *shape]`` for each trained parameter."""
+    """Return the gradient of each example's loss, ``[b, *shape]`` for each trained parameter."""
     weights = {name: parameter.detach() for name, parameter in trainable(model).items()}
 
     def loss_of_one(weights: dict[str, Tensor], views_of_one: Tensor, label: Tensor) -> Tensor:

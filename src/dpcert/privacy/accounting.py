@@ -1,10 +1,10 @@
-"""From a plan to epsilon and back, by dp-accounting's privacy loss distributions (PLD).
+"""Convert between a plan and its epsilon, with dp-accounting's privacy loss distributions (PLD).
 
-Guarantee: every epsilon is an upper bound (pessimistic PLD with the connect-the-dots discretisation, Doroshenko et al.
-2022) for the Poisson-subsampled Gaussian mechanism, neighbours by adding or removing one record. Without subsampling
+Guarantee: every epsilon is an upper bound (pessimistic PLD with the connect-the-dots discretization, Doroshenko et al.
+2022) for the Poisson-subsampled Gaussian mechanism. Neighbors differ by adding or removing one record. Without subsampling
 (q = 1 throughout) the releases together are one Gaussian release, whose epsilon has a closed form.
-Assumes: the noise has the stated multiplier of the sensitivity, batches are Poisson, steps is the number of releases.
-What is not of this form is refused, never approximated.
+Assumes: the noise scale is noise_multiplier times the sensitivity, batches are Poisson, steps is the number of releases.
+Any other mechanism is refused, never approximated.
 
 Symbols: noise_multiplier is the paper's rho, sampling_probability q = B / N, steps T.
 """
@@ -25,17 +25,17 @@ RELATION = "add-or-remove-one"
 ACCOUNTANT = "pld"
 LARGEST_NOISE_MULTIPLIER = 10_000.0
 SMALLEST_NOISE_MULTIPLIER = 0.05
-LARGEST_DELTA = 0.5  # a promise that fails half the time; near 1 the bound is noisy and takes minutes
-MOST_STEPS = 10**9  # rounding errors of a composition grow with its steps: up to here they stay below 1e-6 of delta
-_MOST_BUCKETS = 1 << 24  # of a composed distribution: some 1.5 GB and a minute
+LARGEST_DELTA = 0.5  # a guarantee that fails half the time; near 1 the bound is noisy and takes minutes
+MOST_STEPS = 10**9  # rounding errors grow with the number of steps: up to this many they stay below 1e-6 of delta
+_MOST_BUCKETS = 1 << 24  # of a composed distribution: about 1.5 GB and one minute
 _NEAR = 1.2
 _LARGEST_MEAN_LOSS = 500.0
 ROUNDING = 1e-9  # how far above the exact curve `gaussian_epsilon` may be, relative above 1
 _PROFILE_POINTS = 4096  # of a privacy profile
-_LARGEST_EPSILON = 700.0  # of a privacy profile: its exponential is still a number
+_LARGEST_EPSILON = 700.0  # of a privacy profile: exp of it is still finite
 _TAIL = 9.0  # standard deviations of the privacy loss beyond which a Gaussian has less than 1e-18 of its mass
 Charged = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling probability, steps)
-CALIBRATION_TOLERANCE = 5e-4  # calibration uses at least 99.9 % of the budget and never passes it
+CALIBRATION_TOLERANCE = 5e-4  # calibration uses at least 99.9 % of the budget and never exceeds it
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class GaussianSteps:
 
 
 def epsilon(*, noise_multiplier: float, sampling_probability: float, steps: int, delta: float) -> float:
-    """The smallest epsilon the PLD can prove at this delta (infinite without noise, 0 without steps)."""
+    """Return the smallest epsilon the PLD can prove at this delta (infinite without noise, 0 without steps)."""
     return compose([GaussianSteps(noise_multiplier, sampling_probability, steps)], delta)
 
 
 def compose(events: Iterable[GaussianSteps], delta: float, coarser: float = 1.0) -> float:
-    """Epsilon at `delta` of all the events together; equal events are merged first.
+    """Return epsilon at `delta` of all events together; equal events are merged first.
 
-    `coarser` widens the buckets of the discretisation: faster, still an upper bound, not as tight.
+    `coarser` widens the buckets of the discretization: faster, still an upper bound, but less tight.
     """
     finite_in("delta", delta, 0.0, LARGEST_DELTA, open_low=True, error=BudgetError, remedy="e.g. 1e-5")
     charged = _charged(events)
@@ -78,11 +78,11 @@ def compose(events: Iterable[GaussianSteps], delta: float, coarser: float = 1.0)
         return math.inf  # below this the bound is in the hundreds and the distribution no longer fits in memory
     if (mu := _gaussian_mu(charged)) is not None:
         return gaussian_epsilon(mu, delta)
-    return _discretised_epsilon(charged, delta, coarser * _widest_interval(charged))
+    return _discretized_epsilon(charged, delta, coarser * _widest_interval(charged))
 
 
 def _charged(events: Iterable[GaussianSteps]) -> Charged:
-    """The steps by setting, equal settings merged."""
+    """Return the steps per setting; equal settings are merged."""
     merged: dict[tuple[float, float], int] = {}
     for event in events:
         setting = (event.noise_multiplier, event.sampling_probability)
@@ -95,7 +95,7 @@ def _has_too_little_noise(charged: Charged) -> bool:
 
 
 def _gaussian_mu(charged: Charged) -> float | None:
-    """mu of the one Gaussian release that all steps are without subsampling; None with subsampling.
+    """Return mu of the single Gaussian release that all steps together form without subsampling; None with subsampling.
 
     mu^2 adds up (Dong et al. 2022, Corollary 3.3), and the curve of mu is exact.
     """
@@ -109,7 +109,7 @@ def _widest_interval(charged: Charged) -> float:
 
 
 def privacy_profile(events: Iterable[GaussianSteps]) -> tuple[np.ndarray, np.ndarray]:
-    """Epsilons from 0 up, and for each a delta such that all the events together are (epsilon, delta)-private.
+    """Return increasing epsilons from 0, and for each a delta such that all events together are (epsilon, delta)-DP.
 
     Guarantee: as for `compose`, each delta is an upper bound for adding and for removing a record. The arrays are cached.
     """
@@ -117,10 +117,10 @@ def privacy_profile(events: Iterable[GaussianSteps]) -> tuple[np.ndarray, np.nda
     if not charged:
         return np.zeros(1), np.zeros(1)
     if _has_too_little_noise(charged):
-        return np.zeros(1), np.ones(1)  # no promise
+        return np.zeros(1), np.ones(1)  # no guarantee
     if (mu := _gaussian_mu(charged)) is not None:
         return _gaussian_profile(mu)
-    return _discretised_profile(charged, _widest_interval(charged))
+    return _discretized_profile(charged, _widest_interval(charged))
 
 
 @lru_cache(maxsize=64)
@@ -133,7 +133,7 @@ def _gaussian_profile(mu: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=64)
-def _discretised_profile(charged: Charged, interval: float) -> tuple[np.ndarray, np.ndarray]:
+def _discretized_profile(charged: Charged, interval: float) -> tuple[np.ndarray, np.ndarray]:
     pmfs = _pmfs(_composed(charged, interval))
     largest = max(pmf._lower_loss + pmf.size for pmf in pmfs) * interval
     epsilons = np.linspace(0.0, min(max(largest, interval), _LARGEST_EPSILON), _PROFILE_POINTS)
@@ -145,7 +145,7 @@ def _pmf_deltas(pmf: Any, epsilons: np.ndarray) -> np.ndarray:
     losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
     positive = losses > 0.0
     losses, masses = losses[positive], pmf._probs[positive]
-    above = np.append(np.cumsum(masses[::-1])[::-1], 0.0)  # mass of this loss and of all larger ones
+    above = np.append(np.cumsum(masses[::-1])[::-1], 0.0)  # mass of this loss and all larger ones
     scaled = np.append(np.cumsum((masses * np.exp(-losses))[::-1])[::-1], 0.0)
     place = np.searchsorted(losses, epsilons)
     deltas: np.ndarray = pmf._infinity_mass + above[place] - np.exp(epsilons) * scaled[place]
@@ -155,12 +155,12 @@ def _pmf_deltas(pmf: Any, epsilons: np.ndarray) -> np.ndarray:
 def _rounded_up(epsilons: np.ndarray, deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     deltas = np.clip(deltas + ROUNDING, 0.0, 1.0)
     for values in (epsilons, deltas):
-        values.setflags(write=False)  # they are shared by all who ask
+        values.setflags(write=False)  # the cached arrays are shared by all callers
     return epsilons, deltas
 
 
-@lru_cache(maxsize=256)  # a training asks for the same number several times
-def _discretised_epsilon(charged: Charged, delta: float, interval: float) -> float:
+@lru_cache(maxsize=256)  # training asks for the same number several times
+def _discretized_epsilon(charged: Charged, delta: float, interval: float) -> float:
     return float(_composed(charged, interval).get_epsilon_for_delta(delta))
 
 
@@ -175,24 +175,24 @@ def _composed(charged: Charged, interval: float) -> Any:
 
 
 class _TooLargeError(BudgetError):
-    """A distribution of privacy loss that would not fit in memory."""
+    """A privacy loss distribution that does not fit in memory."""
 
 
 def _require_affordable(rho: float, q: float, steps: int, interval: float) -> None:
-    """Refuse a composition that would take more memory or time than any answer is worth."""
+    """Refuse a composition that would take too much memory or time."""
     if steps > MOST_STEPS:
-        raise BudgetError(f"{steps} steps are more than the accountant composes ({MOST_STEPS:g}); take fewer steps")
+        raise BudgetError(f"{steps} steps are more than the accountant can compose ({MOST_STEPS:g}); take fewer steps")
     from dp_accounting.pld.common import compute_self_convolve_bounds
 
     for pmf in _pmfs(_one_step(rho, q, interval)):
         low, high = compute_self_convolve_bounds(pmf._probs, steps, 1e-15)  # the truncation of `self_compose`
         if high - low >= _MOST_BUCKETS:
-            what = f"{steps} steps with noise multiplier {rho:g} and q = {q:.3g}"
-            raise _TooLargeError(f"{what} are too many to compose in memory; take fewer steps or more noise")
+            request = f"{steps} steps with noise multiplier {rho:g} and q = {q:.3g}"
+            raise _TooLargeError(f"{request} are too many to compose in memory; take fewer steps or more noise")
 
 
 def is_beyond_reach(events: Iterable[GaussianSteps]) -> bool:
-    """Whether the privacy loss is so large (in the hundreds on average) that no distribution of it fits in memory.
+    """Return whether the mean privacy loss is so large (in the hundreds) that its distribution does not fit in memory.
 
     The mean loss of a step is at most min(q / (2 rho^2), q^2 (e^(1/rho^2) - 1)): convexity, and KL below chi-squared.
     """
@@ -210,25 +210,25 @@ def _interval(noise_multiplier: float) -> float:
 
 @lru_cache(maxsize=8)
 def _one_step(noise_multiplier: float, sampling_probability: float, interval: float) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution  # slow to import: only when it is needed
+    from dp_accounting.pld import privacy_loss_distribution  # slow to import: only when needed
 
     one = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=sampling_probability, value_discretization_interval=interval, use_connect_dots=True
     )
-    # The sparse form of the library computes size ** steps, a number of hundreds of millions of digits, before it composes.
+    # The sparse form of the library first computes size ** steps, a number with hundreds of millions of digits.
     return privacy_loss_distribution.PrivacyLossDistribution(*_pmfs(one))
 
 
 def _pmfs(distribution: Any) -> tuple[Any, Any]:
-    """The privacy losses of removing and of adding a record, as arrays."""
+    """Return the privacy losses of removing and of adding a record, as dense PMFs."""
     return distribution._pmf_remove.to_dense_pmf(), distribution._pmf_add.to_dense_pmf()
 
 
 def rdp_epsilon(*, noise_multiplier: float, sampling_probability: float, steps: int, delta: float) -> float:
-    """Epsilon by Renyi accounting (Mironov et al. 2019): looser, shown beside the PLD because papers quote it."""
+    """Return epsilon by Renyi accounting (Mironov et al. 2019): looser, shown with the PLD because papers quote it."""
     import dp_accounting
 
-    if steps == 0 or noise_multiplier < SMALLEST_NOISE_MULTIPLIER:  # as `compose`: the square of a tiny one is 0
+    if steps == 0 or noise_multiplier < SMALLEST_NOISE_MULTIPLIER:  # as in `compose`: the square of a tiny multiplier is 0
         return 0.0 if steps == 0 else math.inf
     accountant = dp_accounting.rdp.RdpAccountant()
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -238,7 +238,7 @@ def rdp_epsilon(*, noise_multiplier: float, sampling_probability: float, steps: 
 
 @lru_cache(maxsize=64)
 def calibrate(*, epsilon: float, delta: float, sampling_probability: float, steps: int) -> float:
-    """The smallest noise multiplier (to six digits, rounded up) whose epsilon is at most the given one.
+    """Return the smallest noise multiplier (to six digits, rounded up) whose epsilon is at most the given one.
 
     Guarantee: ``accounting.epsilon(calibrate(...), ...) <= epsilon`` and >= 99.9 % of it.
     """
@@ -255,33 +255,33 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
 
     def spent(rho: float, coarser: float = 1.0) -> float:
         try:
-            found = compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
+            value = compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
         except _TooLargeError as error:
             refused.append((rho, error))
-            if renyi_is_far_below(aim, rho):  # the answer has less noise than this, and its distribution is larger still
+            if renyi_is_far_below(aim, rho):  # the answer has even less noise, and an even larger distribution
                 raise
             return math.inf  # more noise makes the distribution smaller
         for too_little, reason in refused:
-            if found < aim and too_little < rho < _NEAR * too_little:  # the answer is between: halving it further never ends
+            if value < aim and too_little < rho < _NEAR * too_little:  # the answer is in between: bisection would not end
                 raise reason
-        return found
+        return value
 
-    # Search with buckets ten times as wide (eight times as fast), aiming at what they say where the fine ones say `aim`.
+    # Search with buckets ten times as wide (eight times as fast) for the value they give where the fine ones give `aim`.
     aim = wide_aim = epsilon * (1.0 - CALIBRATION_TOLERANCE)
     rho = _first_guess(aim, delta, sampling_probability, steps)
     for _ in range(3 if epsilon >= 0.1 else 0):
         rho = _six_digits_up(_solve_decreasing(lambda r: spent(r, 10.0), wide_aim, rho))
-        found = spent(rho)
-        if aim * (1.0 - CALIBRATION_TOLERANCE) <= found <= epsilon or (rho <= SMALLEST_NOISE_MULTIPLIER and found <= epsilon):
+        value = spent(rho)
+        if aim * (1.0 - CALIBRATION_TOLERANCE) <= value <= epsilon or (rho <= SMALLEST_NOISE_MULTIPLIER and value <= epsilon):
             return rho
-        if found == 0.0:  # at a tiny q epsilon leaps from nothing past the budget: only the fine search tells where
+        if value == 0.0:  # at a tiny q epsilon jumps from 0 past the budget: only the fine search finds where
             break
-        wide_aim *= aim / found
-    return _six_digits_up(_solve_decreasing(spent, aim, rho))  # a budget so small that wide buckets tell nothing
+        wide_aim *= aim / value
+    return _six_digits_up(_solve_decreasing(spent, aim, rho))  # the budget is too small for wide buckets
 
 
 def steps_within(*, epsilon: float, delta: float, noise_multiplier: float, sampling_probability: float) -> int:
-    """The largest number of steps that stays within the budget (0 if even one step passes it)."""
+    """Return the largest number of steps within the budget (0 if a single step exceeds it)."""
 
     def spent(steps: int) -> float:
         return compose([GaussianSteps(noise_multiplier, sampling_probability, steps)], delta)
@@ -289,27 +289,27 @@ def steps_within(*, epsilon: float, delta: float, noise_multiplier: float, sampl
     finite_in("epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError)
     if spent(1) > epsilon:
         return 0
-    low, high = 1, MOST_STEPS + 1  # low fits; high does not, or is not asked for
+    low, high = 1, MOST_STEPS + 1  # low fits; high does not fit, or is out of range
     trial = _first_guess_of_steps(epsilon, delta, noise_multiplier, sampling_probability)
     power, last = 0.5, (0, 0.0)  # epsilon grows about like steps ** power
     for attempt in itertools.count():
         trial = min(max(trial, low + 1), high - 1)
-        found = spent(trial)
-        low, high = (trial, high) if found <= epsilon else (low, trial)
+        value = spent(trial)
+        low, high = (trial, high) if value <= epsilon else (low, trial)
         if low == MOST_STEPS:
-            raise BudgetError("more than 1e9 steps fit in the budget; the noise is larger than any training needs")
+            raise BudgetError("more than 1e9 steps fit in the budget; lower the noise multiplier")
         if high - low == 1:
             return low
-        if min(found, last[1]) > 0 and max(found, last[1]) < math.inf:
-            power = min(max(math.log(found / last[1]) / math.log(trial / last[0]), 0.2), 5.0)
-        last = (trial, found)
-        growth = (epsilon / found) ** (1.0 / power) if found > 0 else 2.0
+        if min(value, last[1]) > 0 and max(value, last[1]) < math.inf:
+            power = min(max(math.log(value / last[1]) / math.log(trial / last[0]), 0.2), 5.0)
+        last = (trial, value)
+        growth = (epsilon / value) ** (1.0 / power) if value > 0 else 2.0
         trial = int(trial * min(growth, 2.0)) if attempt < 12 else (low + high) // 2
     raise AssertionError("unreachable")
 
 
 def _first_guess_of_steps(epsilon: float, delta: float, rho: float, q: float) -> int:
-    """Steps that spend epsilon by the central limit theorem of Gaussian DP (Dong et al. 2019), where the search starts."""
+    """Estimate the steps that spend epsilon, by the central limit theorem of Gaussian DP (Dong et al. 2019)."""
     from scipy.optimize import brentq
 
     mu = float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, 200.0, xtol=1e-6))
@@ -318,12 +318,12 @@ def _first_guess_of_steps(epsilon: float, delta: float, rho: float, q: float) ->
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of a Gaussian release with sensitivity/noise = mu, from the exact curve of Balle and Wang (2018).
+    """Return epsilon of a Gaussian release with sensitivity/noise = mu, from the exact curve of Balle and Wang (2018).
 
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
 
-    Guarantee: not below the exact epsilon, and at most ROUNDING above it. Each term is moved by more than its rounding error,
-    the root by brentq's own.
+    Guarantee: not below the exact epsilon, and at most ROUNDING above it. Each term is shifted by more than its rounding error,
+    and the root by more than brentq's tolerance.
     """
     finite_in("delta", delta, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError)
     if mu <= 0:
@@ -343,7 +343,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _first_guess(target: float, delta: float, q: float, steps: int) -> float:
-    """Noise multiplier by the central limit theorem of Gaussian DP (Dong et al. 2019), where the search starts."""
+    """Estimate the noise multiplier by the central limit theorem of Gaussian DP (Dong et al. 2019)."""
     from scipy.optimize import brentq
 
     def excess(log_rho: float) -> float:
@@ -365,7 +365,7 @@ def _needs_more_noise(target: float) -> BudgetError:
 
 
 def _solve_decreasing(function: Callable[[float], float], aim: float, guess: float) -> float:
-    """x with aim (1 - tolerance) <= function(x) <= aim (1 + tolerance / 2), by secants in log-log within a bracket."""
+    """Find x with aim (1 - tolerance) <= function(x) <= aim (1 + tolerance / 2), by secants in log-log within a bracket."""
     low, high = 0.0, math.inf  # function(low) > aim >= function(high)
     x, last = guess, None
     for _ in range(60):

@@ -1,16 +1,16 @@
-"""Empirical lower bounds on epsilon: from how well an adversary tells two neighbouring data sets apart.
+"""Empirical lower bounds on epsilon, from how well an adversary distinguishes two neighboring data sets.
 
-An adversary scores what the mechanism released and says "the canary was in" above a threshold. With w wrong guesses of the
-first kind (said in, was out) among n, and likewise of the second kind, Clopper-Pearson gives upper bounds on both error
-rates; no mechanism that keeps its promise allows both to be as small as they are when the promise is broken.
+An adversary scores what the mechanism released and guesses "the canary was in" above a threshold. From the number of wrong
+guesses of each kind (guessed in, was out; guessed out, was in), Clopper-Pearson gives upper bounds on both error rates. A
+mechanism that is (epsilon, delta)-DP does not allow both rates to be small, so small rates refute epsilon.
 
-Two readings of the same error rates (a = false positives, b = false negatives, both upper bounds):
+Two bounds follow from the same error rates (a = false positives, b = false negatives, both upper bounds):
     any mechanism        epsilon >= log( (1 - delta - b) / a ), or with a and b exchanged (Kairouz et al. 2015)
     a Gaussian mechanism mu >= Phi^-1(1 - a) - Phi^-1(b), then the exact epsilon of mu (Dong et al. 2022; Nasr et al. 2023)
-The second is much sharper, and is the right one for a step that claims to be a Gaussian mechanism of noise rho (mu = 1/rho).
+The second is much tighter. It applies to a step that claims to be a Gaussian mechanism with noise rho (mu = 1/rho).
 
-One training can be audited too (Steinke, Nasr and Jagielski 2023): put each of m canaries in by the toss of a coin, guess the
-coins, and count the right guesses (`guess_lower_bound`).
+A single training run can be audited too (Steinke, Nasr and Jagielski 2023): include each of m canaries by a coin flip, guess
+the coins, and count the right guesses (`guess_lower_bound`).
 """
 
 import math
@@ -25,7 +25,7 @@ from .accounting import ROUNDING, gaussian_epsilon
 
 @dataclass(frozen=True)
 class LowerBound:
-    """What the scores prove at the stated confidence; both numbers are lower bounds on the true ones."""
+    """What the scores prove at the stated confidence; `mu` and both epsilons are lower bounds on the true values."""
 
     mu: float
     gaussian_epsilon: float
@@ -38,22 +38,22 @@ class LowerBound:
 
     @property
     def best(self) -> "LowerBound":
-        """The bound that as many draws give to an adversary who is never wrong: no audit of this size can show more."""
+        """The bound for an adversary that is never wrong: no audit with this many draws can show more."""
         return _from_errors(0, 0, self.draws, self.draws, self.confidence, self.delta)
 
     @property
     def ceiling(self) -> float:
-        """The largest Gaussian epsilon that so many draws could prove."""
+        """The largest Gaussian epsilon that this many draws could prove."""
         return self.best.gaussian_epsilon
 
 
 def lower_bound(
     without: np.ndarray, with_canary: np.ndarray, threshold: float, *, confidence: float = 0.999, delta: float = 1e-5
 ) -> LowerBound:
-    """The bound from scores of releases without and with the canary.
+    """Return the bound from scores of releases without and with the canary.
 
     Guarantee: below the true values with probability `confidence`, if the threshold was chosen without these scores.
-    A score that is not a number counts as a wrong guess on either side.
+    A NaN score counts as a wrong guess on either side.
     """
     finite_in("confidence", confidence, 0.5, 1.0, open_high=True)
     integer_in("draws", min(len(without), len(with_canary)), 1)
@@ -72,13 +72,13 @@ def _from_errors(wrong_in: int, wrong_out: int, n_without: int, n_with: int, con
 
 
 def _upper(wrong: int, draws: int, confidence: float) -> float:
-    """Clopper-Pearson: the largest error rate that would show so few errors this rarely."""
+    """Return the Clopper-Pearson upper bound on the error rate."""
     return 1.0 if wrong >= draws else float(stats.beta.ppf(confidence, wrong + 1, draws - wrong))
 
 
 @dataclass(frozen=True)
 class GuessBound:
-    """What the guesses about the canaries of ONE training prove; `epsilon` is a lower bound on the true one."""
+    """What the guesses about the canaries of ONE training run prove; `epsilon` is a lower bound on the true value."""
 
     epsilon: float
     correct: int
@@ -89,18 +89,18 @@ class GuessBound:
 
     @property
     def ceiling(self) -> float:
-        """The largest epsilon that so many guesses could prove, all of them right."""
+        """The largest epsilon that this many guesses could prove if all were right."""
         return guess_lower_bound(
             self.guesses, self.guesses, self.canaries, confidence=self.confidence, delta=self.delta
         ).epsilon
 
 
 def chance_of_guesses(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """An upper bound on the chance of so many right guesses against ANY (epsilon, delta)-DP training.
+    """Bound the probability of this many right guesses against ANY (epsilon, delta)-DP training from above.
 
-    Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), Theorem 5.2 and Appendix D: with m canaries, each in by a fair coin
-    of its own, r guesses and m - r abstentions, and W ~ Binomial(r, e^epsilon / (e^epsilon + 1)), the right guesses of
-    randomised response,
+    Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), Theorem 5.2 and Appendix D: with m canaries, each included by an
+    independent fair coin, r guesses and m - r abstentions, and W ~ Binomial(r, e^epsilon / (e^epsilon + 1)), the right
+    guesses of randomized response,
 
         P[at least v right] <= P[W >= v] + m delta max_{i = 1..v} (2 / i) P[v > W >= v - i]
     """
@@ -113,10 +113,10 @@ def chance_of_guesses(correct: int, guesses: int, canaries: int, epsilon: float,
 def guess_lower_bound(
     correct: int, guesses: int, canaries: int, *, confidence: float = 0.99, delta: float = 1e-5
 ) -> GuessBound:
-    """The largest epsilon at which so many right guesses would be less likely than 1 - confidence.
+    """Return the largest epsilon at which this many right guesses have probability at most 1 - confidence.
 
-    Guarantee: below the true epsilon with probability `confidence`. Every epsilon that is refuted refutes all smaller ones,
-    because a training that keeps the smaller one keeps the larger one too; so stopping the search anywhere is sound.
+    Guarantee: below the true epsilon with probability `confidence`. Refuting an epsilon refutes all smaller ones,
+    because smaller-epsilon DP implies larger-epsilon DP. So stopping the search anywhere is sound.
     """
     finite_in("confidence", confidence, 0.5, 1.0, open_high=True)
     finite_in("delta", delta, 0.0, 1.0, open_high=True)

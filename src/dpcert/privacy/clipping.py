@@ -1,8 +1,8 @@
-"""Clip rules: from the norm of one example's gradient to the factor that bounds it.
+"""Clip rules: map the norm of one example's gradient to the factor that bounds it.
 
 Every rule maps norms (float64) to factors (float64) with ``factor * norm <= C (1 - 2^-20)``; the margin is far above the
 rounding error of the norm and of the product, so the *rounded* clipped gradient has a norm of at most C.
-A norm that is not finite gets the factor 0: such a record contributes nothing.
+A norm that is not finite gets factor 0: such a record contributes nothing.
 """
 
 import math
@@ -18,11 +18,11 @@ ROUNDING_MARGIN = 1.0 - 2.0**-20
 
 
 class ClipRule(Protocol):
-    """A rule of the family; `clip_norm` is C."""
+    """A clip rule; `clip_norm` is C."""
 
     @property
     def name(self) -> str:
-        """The word for it in configs and ledgers."""
+        """Its name in configs and ledgers."""
 
     def factors(self, norms: Tensor, clip_norm: float) -> Tensor:
         """The factor of each example."""
@@ -53,7 +53,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Psac:
-    """C g / (‖g‖ + r / (‖g‖ + r)) (Xia et al. 2023): small gradients keep their size, none is blown up to C.
+    """C g / (‖g‖ + r / (‖g‖ + r)) (Xia et al. 2023): small gradients stay small, none is scaled up to C.
 
     Guarantee: the result is shorter than C. With n = ‖g‖ and r > 0 the result has norm C n / (n + r/(n + r)), and
     r/(n + r) > 0, so the denominator is larger than n.
@@ -76,7 +76,7 @@ class Psac:
 
 @dataclass(frozen=True)
 class Automatic:
-    """C g / (‖g‖ + gamma) (Bu et al. 2023): normalised gradients. Shorter than C because gamma > 0."""
+    """C g / (‖g‖ + gamma) (Bu et al. 2023): normalized gradients. Shorter than C because gamma > 0."""
 
     gamma: float = 0.01
     name: ClassVar[str] = "automatic"
@@ -95,7 +95,7 @@ class Automatic:
 
 @dataclass(frozen=True)
 class NoClip:
-    """The gradient as it is: ordinary training, not private."""
+    """No clipping: ordinary training, not private."""
 
     name: ClassVar[str] = "none"
 

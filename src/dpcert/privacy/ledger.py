@@ -1,12 +1,12 @@
-"""The privacy ledger: what was released, written before it happens, chained by hashes.
+"""The privacy ledger: a hash chain of releases, each recorded before it happens.
 
 A line is one event. ``open`` states the plan, ``authorise`` charges a block of steps *before* they run, ``close`` says
-that the run is finished. Each line holds the hash of the one before it, so an edit, a cut in the middle or a reordering
-is seen; while the run key lives each line also holds an HMAC under it, so that nobody without the key can extend the chain.
+that the run is finished. Each line contains the hash of the line before it, so edited, missing or reordered lines are
+detected. Each line also contains an HMAC under the run key, so nobody without the key can extend the chain.
 
-Guarantee: at any moment the steps charged here are at least the steps whose results exist, and at most one block more;
+Guarantee: at any time the steps charged here are at least the steps whose results exist, and at most one block more;
 a finished run is charged exactly its steps. Epsilon is computed from these lines and from nothing else.
-The file holds no time, host, path or resume event: two runs with the same seeds have the same bytes.
+The file contains no time, host, path or resume event: two runs with the same seeds write the same bytes.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from ..store.durable import canonical_json, read_file, write_atomically
 from .accounting import GaussianSteps
 
 FORMAT = 1
-# `initial_weights` of the first line (absent in older ledgers): nothing known against them, trained on these records within
-# the `earlier` steps, or trained on them without privacy.
+# Values of `initial_weights` in the first line (absent in older ledgers): not known to depend on the records, trained on them
+# with the `earlier` steps, or trained on them without privacy.
 ASSUMED_INDEPENDENT, TRAINED_BEFORE, NOT_PRIVATE = "assumed independent of the records", "trained before", "not private"
 Event = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Ledger:
         self._mac_key = mac_key
         self._lines: list[str] = []
         self._events: list[Event] = []
-        self._steps = 0  # kept, not counted anew: a long ledger is read in one pass
+        self._steps = 0  # updated with each event: a long ledger is read in one pass
         self.head = GENESIS
 
     @property
@@ -47,9 +47,9 @@ class Ledger:
 
     @property
     def opening(self) -> Mapping[str, Any]:
-        """The ``open`` event: the plan, the clip rule, the source of the noise."""
+        """The ``open`` event: the plan, the clip rule and the noise source."""
         if not self._events:
-            raise LedgerError("the ledger is empty; no step was ever authorised")
+            raise LedgerError("the ledger is empty; no step was authorised")
         return self._events[0]
 
     @property
@@ -64,7 +64,7 @@ class Ledger:
 
     @property
     def sha256(self) -> str:
-        """Digest of the file's bytes: unlike the chain it covers the HMACs, which nobody can check once the key is gone."""
+        """SHA-256 of the file. Unlike the chain it covers the HMACs, which nobody can check once the key is destroyed."""
         return hashlib.sha256(self._bytes(self._lines)).hexdigest()
 
     @staticmethod
@@ -72,18 +72,18 @@ class Ledger:
         return ("\n".join(lines) + "\n").encode()
 
     def releases(self) -> Iterator[GaussianSteps]:
-        """All that was ever released about these records: earlier trainings of the initial weights, then the charged steps."""
+        """Yield everything released about these records: earlier training of the initial weights, then the charged steps."""
         yield from self.earlier
         yield from self.own_releases()
 
     @property
     def earlier(self) -> tuple[GaussianSteps, ...]:
-        """The steps that the initial weights had already taken on these records, as the first line states them."""
+        """Steps that the initial weights had already been trained for on these records, from the first line."""
         return tuple(GaussianSteps(**block) for block in self.opening.get("earlier", ()))
 
     @staticmethod
     def earlier_facts(releases: Iterable[GaussianSteps]) -> list[dict[str, Any]]:
-        """What the first line says about such steps; equal ones are joined."""
+        """Return the `earlier` entry of the first line; equal settings are merged."""
         merged: dict[tuple[float, float], int] = {}
         for release in releases:
             setting = (release.noise_multiplier, release.sampling_probability)
@@ -92,19 +92,19 @@ class Ledger:
         return [dict(zip(names, (*setting, steps), strict=True)) for setting, steps in merged.items()]
 
     def own_releases(self) -> Iterator[GaussianSteps]:
-        """The steps charged here, as the accountant understands them."""
+        """Yield the steps charged in this ledger, as accountant events."""
         for event in self._events:
             if event["event"] == "authorise":
                 yield GaussianSteps(event["noise_multiplier"], event["sampling_probability"], event["steps"])
 
     def contains(self, head: str) -> bool:
-        """Whether some line of this ledger has the hash `head`."""
+        """Return whether a line of this ledger has the hash `head`."""
         return any(json.loads(line)["hash"] == head for line in self._lines)
 
     def open(self, facts: Mapping[str, Any]) -> None:
-        """Begin: `facts` state the plan."""
+        """Write the first line; `facts` state the plan."""
         if self._events:
-            raise LedgerError("the ledger is open already")
+            raise LedgerError("the ledger is already open")
         self._append({"event": "open", "format": FORMAT, **facts})
 
     def authorise(self, first_step: int, steps: int, noise_multiplier: float, sampling_probability: float) -> None:
@@ -112,13 +112,13 @@ class Ledger:
         if self.is_closed:
             raise LedgerError("the ledger is closed; a finished run takes no more steps")
         if first_step != self.steps_authorised or steps < 1:
-            raise LedgerError(f"steps must be authorised in order: {self.steps_authorised} are, asked from {first_step}")
+            raise LedgerError(f"steps must be authorised in order: {self.steps_authorised} are, requested from {first_step}")
         block = {"first_step": first_step, "steps": steps}
         setting = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability}
         self._append({"event": "authorise", **block, **setting})
 
     def close(self) -> None:
-        """End: exactly the authorised steps were run."""
+        """Write the last line: exactly the authorised steps were run."""
         self._append({"event": "close", "steps": self.steps_authorised})
 
     def _append(self, event: Event) -> None:
@@ -128,16 +128,16 @@ class Ledger:
             line["mac"] = hmac.new(self._mac_key, digest.encode(), hashlib.sha256).hexdigest()
         lines = [*self._lines, canonical_json(line)]
         if self.path is not None:
-            # The whole file at once: a few kilobytes, and no half line can ever be seen.
+            # Rewrite the whole file (a few kilobytes), so that readers never see a partial line.
             write_atomically(self.path, self._bytes(lines))
         self._lines, self.head = lines, digest
         self._take(event)
 
     @classmethod
     def load(cls, path: Path, mac_key: bytes | None = None) -> "Ledger":
-        """Read and check a ledger; anything odd is a `LedgerError`.
+        """Read and check a ledger; raise `LedgerError` if anything is wrong.
 
-        With the run key every HMAC is checked too; without it the chain, the order of the events and the counts are.
+        The chain, the order of the events and the counts are always checked, the HMACs only with the run key.
         """
         try:
             data = read_file(path)
@@ -151,13 +151,13 @@ class Ledger:
 
     @classmethod
     def parse(cls, data: bytes, origin: str) -> "Ledger":
-        """`load` for bytes that came from elsewhere (a member of a bundle): kept in memory, without the run key."""
+        """Like `load`, for bytes from another source (such as a bundle): kept in memory, without the run key."""
         ledger = cls()
         ledger._accept_all(data, origin)
         return ledger
 
     def without_macs(self) -> bytes:
-        """The file for those who never had the run key: the same chain and head, no HMAC (the chain does not cover them)."""
+        """Return the file without HMACs, for readers without the run key. The chain does not cover them: same head."""
         entries = [{k: v for k, v in json.loads(line).items() if k != "mac"} for line in self._lines]
         return "".join(f"{canonical_json(entry)}\n" for entry in entries).encode()
 
@@ -185,8 +185,8 @@ class Ledger:
         kind = event.get("event")
         first = not self._events
         if first and kind == "open" and isinstance(event.get("format"), int) and event["format"] > FORMAT:
-            found = shown(event["format"])
-            raise LedgerError(f"{where} has format {found}, this version reads {FORMAT}: made by a newer version; upgrade")
+            version = shown(event["format"])
+            raise LedgerError(f"{where} has format {version}, this version reads {FORMAT}: made by a newer version; upgrade")
         try:
             if first:
                 in_order = kind == "open" and event["format"] == FORMAT
@@ -200,4 +200,4 @@ class Ledger:
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"{where} is not an event of format {FORMAT}: {error}; {REMEDY}") from error
         if not in_order:
-            raise LedgerError(f"{where} holds an event out of order; {REMEDY}")
+            raise LedgerError(f"{where} has an event out of order; {REMEDY}")

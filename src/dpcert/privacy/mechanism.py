@@ -23,12 +23,12 @@ from .clipping import ClipRule
 from .ledger import Ledger
 
 STEPS_PER_BLOCK = 100
-RECORDED_LATER = ("input_shape",)  # facts that the ledgers of older versions do not state
+RECORDED_LATER = ("input_shape",)  # facts that ledgers of older versions do not contain
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be released and what it costs: all public, fixed before a record is read."""
+    """What will be released and what it costs: public values, fixed before any record is read."""
 
     dataset_size: int
     size_given: bool
@@ -68,7 +68,7 @@ def make_plan(
 ) -> Plan:
     """Fix q and T, and find the noise that keeps T steps within (epsilon, delta).
 
-    T is the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no promise.
+    T is the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no guarantee.
     """
     integer_in("dataset size", dataset_size, 1)
     integer_in("train.batch_size", batch_size, 1)
@@ -80,7 +80,7 @@ def make_plan(
     finite_in("privacy.clip_norm", clip_norm, 0.0, 1e6, open_low=True)
     steps = int(epochs * dataset_size / batch_size)
     if steps < 1:
-        raise ConfigError(f"train.epochs is {epochs:g}, less than one step of {batch_size} in {dataset_size} records")
+        raise ConfigError(f"train.epochs is {epochs:g}, less than one step of {batch_size} of {dataset_size} records; raise it")
     bounded = clip.name != "none"
     rho = 0.0
     if bounded:
@@ -106,12 +106,12 @@ def make_plan(
 
 
 def opening_facts(plan: Plan, *, noise_is_secret: bool) -> dict[str, Any]:
-    """What the first line of the ledger states."""
-    stated = asdict(plan)
+    """Return the facts for the first line of the ledger."""
+    facts = asdict(plan)
     if plan.input_shape is None:
-        del stated["input_shape"]
+        del facts["input_shape"]
     return {
-        **stated,
+        **facts,
         "sampling": "poisson",
         "sampling_probability": plan.sampling_probability,
         "divisor": plan.batch_size,
@@ -129,17 +129,17 @@ class Mechanism:
     ledger: Ledger
 
     def charge(self, step: int) -> None:
-        """Authorise the block that holds `step`, unless it is authorised already."""
+        """Authorise the block that contains `step`, unless it is already authorised."""
         if step >= self.ledger.steps_authorised:
             steps = min(STEPS_PER_BLOCK, self.plan.steps - step)
             self.ledger.authorise(step, steps, self.plan.noise_multiplier, self.plan.sampling_probability)
 
     def sample(self, records: int, step: int) -> np.ndarray:
-        """The indices of the batch of one step; may be empty."""
+        """Return the batch indices of one step; may be empty."""
         return sampling.poisson_indices(records, self.plan.sampling_probability, self.key, step)
 
     def release(self, clipped: noise.BoundedValue, step: int) -> Tensor:
-        """The noised mean gradient of one step, in float64. The divisor is B, never the size of the batch drawn."""
+        """Return the noised mean gradient of one step, in float64. The divisor is B, never the size of the drawn batch."""
         if step >= self.ledger.steps_authorised:
             raise BudgetError(f"step {step} is not authorised in the ledger; nothing is released")
         return noise.add(clipped, self.plan.noise_multiplier, self.key, step) / self.plan.batch_size

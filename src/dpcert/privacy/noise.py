@@ -10,7 +10,7 @@ from ..rng import Purpose, uniform_words
 
 
 class BoundedValue(Protocol):
-    """A float64 vector that knows how far one record can move it (L2)."""
+    """A float64 vector with a bound on how far one record can move it (L2)."""
 
     @property
     def value(self) -> Tensor:
@@ -22,7 +22,7 @@ class BoundedValue(Protocol):
 
 
 def standard_normal(count: int, key: bytes, step: int) -> np.ndarray:
-    """`count` independent N(0, 1) numbers in float64, by Box and Muller's transform of AES-CTR words.
+    """Return `count` independent N(0, 1) samples in float64, by the Box-Muller transform of AES-CTR words.
 
     Guarantee: the largest magnitude is sqrt(2 * 64 * ln 2) = 9.42; PyTorch's float32 normal on a CPU stops at 5.77,
     which alone breaks delta = 1e-5.
@@ -35,14 +35,14 @@ def standard_normal(count: int, key: bytes, step: int) -> np.ndarray:
 
 
 def add(bounded: BoundedValue, noise_multiplier: float, key: bytes, step: int) -> Tensor:
-    """value + N(0, (noise_multiplier * sensitivity)^2 I), in float64.
+    """Return value + N(0, (noise_multiplier * sensitivity)^2 I), in float64.
 
-    There is no clip norm here: the scale is taken from the value itself, so noise and clipping cannot disagree.
+    The scale comes from the value, not from a separate clip norm, so noise and clipping cannot disagree.
     Edge cases: noise_multiplier = 0 adds nothing (non-private training; the ledger says so).
     """
     if noise_multiplier == 0.0:
         return bounded.value
     if not np.isfinite(bounded.sensitivity):
-        raise ValueError("noise cannot protect a value of unbounded sensitivity; use a clip rule other than none")
+        raise ValueError("noise cannot protect a value with unbounded sensitivity; use a clip rule other than none")
     noise = torch.from_numpy(standard_normal(bounded.value.numel(), key, step))
     return bounded.value + (noise_multiplier * bounded.sensitivity) * noise.to(bounded.value.device)

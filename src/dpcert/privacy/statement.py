@@ -1,4 +1,4 @@
-"""The privacy statement: epsilon with every condition it stands on, made from the ledger only."""
+"""The privacy statement: epsilon with every condition it depends on, computed from the ledger only."""
 
 import json
 import math
@@ -15,20 +15,20 @@ from . import accounting
 from .ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, Ledger
 from .tradeoff import TradeOff, membership_sentence
 
-TUNING = "not charged"  # best-of-k: choosing among several runs spends privacy that no ledger of one run can see
+TUNING = "not charged"  # choosing the best of several runs spends privacy that the ledger of one run cannot record
 SEEN_WITHOUT_PRIVACY = "the initial weights were trained on these records without privacy"
-_LARGEST_MU, _MOST_SETTINGS = 30.0, 8  # of a ledger that is accounted for
-_PACKAGES = ("torch", "dp-accounting")  # what computed the weights, and what computed epsilon
-_NEIGHBOURS = {accounting.RELATION: "data sets that differ by adding or removing one record"}
+_LARGEST_MU, _MOST_SETTINGS = 30.0, 8  # limits for a ledger that is accounted for
+_PACKAGES = ("torch", "dp-accounting")  # they compute the weights and epsilon
+_NEIGHBORS = {accounting.RELATION: "data sets that differ by adding or removing one record"}
 _NOISE = {"secret": "The noise came from a secret key, destroyed with the last step.", "seeded": "The noise seed is known."}
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What is promised to whoever is in the training set. `epsilon` is infinite when nothing is promised.
+    """The guarantee for each record in the training set. `epsilon` is infinite when there is none.
 
-    The same object is printed by `train` and stored in metrics.json, in the model's header and in what is exported, so
-    that no number is ever met without its conditions. `versions` are of the software that trained (None: not recorded).
+    `train` prints this object. It is also stored in metrics.json, in the model's header and in exported bundles, so that
+    no number appears without its conditions. `versions` are those of the training software (None: not recorded).
     """
 
     private: bool
@@ -39,7 +39,7 @@ class Statement:
     sampling_probability: float
     steps: int
     clip_norm: float | None
-    releases: tuple[accounting.GaussianSteps, ...] = field(repr=False)  # all that is charged, `earlier` included
+    releases: tuple[accounting.GaussianSteps, ...] = field(repr=False)  # everything that is charged, including `earlier`
     conditions: tuple[str, ...] = field(default=())
     relation: str = accounting.RELATION
     accountant: str = accounting.ACCOUNTANT
@@ -47,7 +47,7 @@ class Statement:
     noise_source: str = "secret"
     tuning: str = TUNING
     versions: Mapping[str, str] | None = None
-    earlier: tuple[accounting.GaussianSteps, ...] = ()  # steps that the initial weights had taken on these records
+    earlier: tuple[accounting.GaussianSteps, ...] = ()  # steps of the initial weights on these records
 
     @property
     def short(self) -> str:
@@ -58,35 +58,35 @@ class Statement:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What `short` stands on, a sentence each: the same words on the terminal, in the report and in a bundle."""
-        how: list[str] = []
+        """The conditions behind `short`, one per sentence: the same text on the terminal, in the report and in a bundle."""
+        mechanism: list[str] = []
         if self.private:
-            how = [
-                f"Neighbours: {_NEIGHBOURS[self.relation]}. Accountant: {self.accountant.upper()}.",
+            mechanism = [
+                f"Neighbours: {_NEIGHBORS[self.relation]}. Accountant: {self.accountant.upper()}.",
                 f"{self.steps} steps of {self.sampling.capitalize()} sampling (q = {self.sampling_probability:.6g}), clip norm "
                 f"{self.clip_norm:g}, noise multiplier {self.noise_multiplier:g}.",
                 _NOISE[self.noise_source],
             ]
-        made = (
+        software = (
             []
             if self.versions is None
             else [f"Made with {', '.join(f'{name} {self.versions[name]}' for name in sorted(self.versions))}."]
         )
-        return (*how, *self.conditions, *made)
+        return (*mechanism, *self.conditions, *software)
 
     @property
     def trade_off(self) -> TradeOff | None:
-        """What the best possible membership attack can do; None where nothing is promised. Computed when asked for, once."""
+        """Bound on the best possible membership attack; None if the run is not private. Computed on access, cached."""
         return TradeOff(*accounting.privacy_profile(self.releases)) if self.private else None
 
     @property
     def membership(self) -> str:
-        """What epsilon means for one record, in a sentence. Not among the stored `sentences`: it follows from the ledger."""
+        """What epsilon means for one record, in one sentence. Not stored in `sentences`: it follows from the ledger."""
         return membership_sentence(self.trade_off)
 
     @property
     def without_membership(self) -> str:
-        """The statement as versions before the sentence on membership attacks printed it."""
+        """The statement as older versions printed it, without the sentence on membership attacks."""
         return "\n".join([self.short, *self.sentences])
 
     def __str__(self) -> str:
@@ -115,10 +115,10 @@ class Statement:
 
 
 def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statement:
-    """The statement that follows from a ledger; `versions` is of the software that made the run.
+    """Return the statement that follows from a ledger; `versions` are those of the software that made the run.
 
     Guarantee: epsilon is finite only if gradients were clipped, noise was added, batches were Poisson, the noise was
-    secret and every step is in the ledger; otherwise the first missing condition is named.
+    secret and every step is in the ledger; otherwise `reason` names the first missing condition.
     """
     facts = _checked(ledger.opening)
     releases = list(ledger.releases())
@@ -148,7 +148,7 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
 
 
 def state_of_file(data: bytes, origin: str) -> Statement:
-    """The statement that follows from the bytes of a ledger that somebody else may have written."""
+    """Return the statement that follows from the bytes of an untrusted ledger."""
     ledger = Ledger.parse(data, origin)
     reason = why_too_costly(ledger.releases())
     if reason is not None:
@@ -157,10 +157,10 @@ def state_of_file(data: bytes, origin: str) -> Statement:
 
 
 def why_too_costly(releases: Iterable[accounting.GaussianSteps]) -> str | None:
-    """Why a ledger was made to keep the accountant busy for hours; None for an honest one, which is never near these bounds.
+    """Return why the accountant would need hours for these releases; None for an honest ledger, which stays far below.
 
-    The central limit of Gaussian DP, mu^2 = sum of T q^2 (exp(1/rho^2) - 1), tells cheaply how much the steps spend; at
-    mu = 30 epsilon is in the hundreds, where a calibrated run never is.
+    The central limit of Gaussian DP, mu^2 = sum of T q^2 (exp(1/rho^2) - 1), is a cheap estimate of what the steps spend.
+    At mu = 30, epsilon is in the hundreds, far above any calibrated run.
     """
     charged = Counter[tuple[float, float]]()
     for release in releases:
@@ -168,7 +168,7 @@ def why_too_costly(releases: Iterable[accounting.GaussianSteps]) -> str | None:
             return None  # not private: nothing is composed
         charged[release.noise_multiplier, release.sampling_probability] += release.steps
     if len(charged) > _MOST_SETTINGS:
-        return f"the ledger holds {len(charged)} settings of the noise; a run has one"
+        return f"the ledger has {len(charged)} noise settings; a run has one"
     spent = 0.0
     for (rho, q), steps in charged.items():
         per_step = 1.0 / max(rho, 1e-3) ** 2
@@ -178,7 +178,7 @@ def why_too_costly(releases: Iterable[accounting.GaussianSteps]) -> str | None:
 
 
 def why_not_private(ledger: Ledger) -> str | None:
-    """The first condition of a finite epsilon that the ledger does not meet; None where it meets all."""
+    """Return the first condition for a finite epsilon that the ledger does not meet; None if it meets all."""
     facts, releases = _checked(ledger.opening), list(ledger.releases())
     relation = facts.get("relation", accounting.RELATION)
     conditions = {
@@ -194,7 +194,7 @@ def why_not_private(ledger: Ledger) -> str | None:
 
 
 def _checked(facts: Any) -> Any:
-    """The opening line, if all that a statement stands on is there and of its kind; a chain can be whole and still nonsense."""
+    """Return the opening line if it has all facts a statement needs, with the right types (an intact chain may lack them)."""
     number, whole = (int, float), int
     kinds: dict[str, Any] = {"clip_rule": str, "sampling": str, "noise_source": str, "size_given": bool, "classes_given": bool}
     kinds |= {"noise_multiplier": number, "sampling_probability": number, "delta": number}
@@ -204,7 +204,7 @@ def _checked(facts: Any) -> Any:
     unbounded = facts.get("clip_rule") == "none" and facts.get("clip_norm") is None
     wrong += [] if unbounded or isinstance(facts.get("clip_norm"), number) else ["clip_norm"]
     if wrong:
-        raise LedgerError(f"the ledger's first line states no usable {wrong[0]!r}; restore the ledger from a copy")
+        raise LedgerError(f"the ledger's first line has no valid {wrong[0]!r}; restore the ledger from a copy")
     finite_in("the ledger's delta", facts["delta"], 0.0, accounting.LARGEST_DELTA, open_low=True, error=LedgerError)
     integer_in("the ledger's dataset_size", facts["dataset_size"], 1, 2**53, error=LedgerError)
     return facts
@@ -235,14 +235,14 @@ def _conditions(facts: Any, ledger: Ledger) -> list[str]:
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions a statement names: ours, of what trains, of what accounts. Read without importing any of them."""
+    """Return the versions of dpcert, PyTorch and the accountant. Imports none of them."""
     from .. import __version__
 
     return {"dpcert": __version__, **{package: metadata.version(package) for package in _PACKAGES}}
 
 
 def recorded_versions(header: Mapping[str, str]) -> dict[str, str] | None:
-    """The versions that the header of a model file states; None where it was made before they were recorded."""
+    """Return the versions in the header of a model file; None for older files that do not record them."""
     try:
         versions = json.loads(header["statement"])["versions"]
         return {str(name): str(version) for name, version in versions.items()}

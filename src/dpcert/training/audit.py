@@ -1,13 +1,13 @@
-"""Audits of the step that is really taken: does one record move the release by more than the ledger charges for it?
+"""Audits of the real training step: does one record move the release by more than the ledger charges for it?
 
-One step, white box: q = 1, noise rho, a model so small that the noise has nowhere to hide. The adversary knows the model, the
-other records, the canary and the method; it does not know the noise of the views nor that of the release. It projects each
-release on the direction in which the canary moves the clipped sum, and guesses by a threshold half way.
+One step, white box: q = 1, noise rho, and a tiny model. The adversary knows the model, the other records, the canary and the
+method. It does not know the noise of the views or of the release. It projects each release onto the direction in which the
+canary moves the clipped sum, and guesses with a threshold at the midpoint.
 
-Whole trainings, the real loop from the plan to the last step, final weights only: `many_runs` trains again and again with and
-without one canary, `one_run` trains once with a random half of many canaries. Softmax regression from zero weights without
-momentum ends at minus the sum of all releases, so its final weights hide nothing from the adversary; a canary of one bright
-pixel and one label has a direction almost its own.
+Whole training runs use the real loop from the plan to the last step, and only the final weights are released: `many_runs`
+trains many times with and without one canary, `one_run` trains once with a random half of many canaries. Softmax regression
+from zero weights without momentum ends at minus the (scaled) sum of all releases, so its final weights hide nothing from the
+adversary. A canary with one bright pixel and one label has a gradient direction that hardly overlaps with others.
 """
 
 import warnings
@@ -34,9 +34,9 @@ from .loop import Run, fit
 from .settings import Settings
 from .step import StepContext, clipped_sum, private_step
 
-SIDE, CLASSES, OTHERS = 4, 5, 3  # images of 4 x 4 pixels, 85 parameters, three records beside the canary
-PUBLIC_SIZE = 1000  # N of the audited trainings, whatever the number of records: only q = B / N matters
-LEARNING_DRAWS = 200  # noiseless sums from which the adversary learns its direction, drawn apart from the scores
+SIDE, CLASSES, OTHERS = 4, 5, 3  # images of 4 x 4 pixels, 85 parameters, three records and the canary
+PUBLIC_SIZE = 1000  # N of the audited training runs, whatever the number of records: only q = B / N matters
+LEARNING_DRAWS = 200  # noiseless sums from which the adversary learns its direction; they are not scored
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class OneStepAudit:
 
     @property
     def share(self) -> float:
-        """Lower bound over exact epsilon: above 1 the promise is broken, near 0 the audit sees nothing."""
+        """Lower bound over exact epsilon: above 1 the guarantee is broken, near 0 the audit detects nothing."""
         return self.bound.gaussian_epsilon / self.exact_epsilon
 
     @property
     def holds(self) -> bool:
-        """Whether the release is consistent with the promise."""
+        """Whether the release is consistent with the guarantee."""
         return self.share <= 1.0
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """The result in one word."""
         return "holds" if self.holds else "BROKEN"
 
 
@@ -77,11 +77,11 @@ def one_step(
 ) -> OneStepAudit:
     """Take `draws` real steps without the canary and `draws` with it, and bound epsilon from below.
 
-    `seed` makes the audit reproducible; the step itself draws its noise as it always does, from a key.
-    False alarms: `1 - confidence` for a step that keeps its promise exactly.
+    `seed` makes the audit reproducible; the step itself draws its noise from a key, as always.
+    False alarms: `1 - confidence` for a step that meets its guarantee exactly.
     """
-    integer_in("draws", draws, 100, 10**8, remedy="10000 are usual")
-    finite_in("noise multiplier", noise_multiplier, 1e-3, 1e3, remedy="a usual one is about 1")
+    integer_in("draws", draws, 100, 10**8, remedy="10000 is typical")
+    finite_in("noise multiplier", noise_multiplier, 1e-3, 1e3, remedy="about 1 is typical")
     finite_in("clip norm", clip_norm, 0.0, 1e6, open_low=True)
     require_a_promise(method)
     key = secret_key() if seed is None else key_from_seed(seed, "audit")
@@ -100,9 +100,9 @@ def one_step(
 
 
 def require_a_promise(method: Method) -> None:
-    """Refuse to audit a method that promises nothing."""
+    """Refuse to audit a method without a privacy guarantee."""
     if method.clip_rule.name == "none":
-        raise ConfigError(f"method {method.name} does not clip: it promises nothing that could be audited")
+        raise ConfigError(f"method {method.name} does not clip: it has no privacy guarantee to audit; choose another")
 
 
 class _Game:
@@ -119,7 +119,7 @@ class _Game:
             classes=CLASSES,
             classes_given=True,
             held_out=0,
-            batch_size=OTHERS + 1,  # q = 1, for both neighbours: a public constant
+            batch_size=OTHERS + 1,  # q = 1, for both neighbors: a public constant
             steps=draws + LEARNING_DRAWS,
             clip_rule=method.clip_rule.name,
             clip_parameters={},
@@ -130,7 +130,7 @@ class _Game:
         )
         ledger = Ledger(None, stream_bytes(key, Purpose.LEDGER_MAC, KEY_BYTES))
         ledger.open(opening_facts(plan, noise_is_secret=True))
-        # A learning rate of B undoes the division by B: the change of the weights is the noised sum itself.
+        # A learning rate of B cancels the division by B: the weight update is the noised sum itself.
         optimizer = torch.optim.SGD(trainable(model).values(), lr=float(plan.batch_size))
         engines = choose(engine, model, method.loss, (1, SIDE, SIDE))
         clip = Clip(method.clip_rule, clip_norm)
@@ -141,7 +141,7 @@ class _Game:
         self._start = [parameter.detach().clone() for parameter in self._parameters]
 
     def release(self, step: int) -> Tensor:
-        """What one real step shows: the noised sum, read off the weights."""
+        """Take one real step and return the noised sum, read from the weights."""
         self.context.mechanism.charge(step)
         private_step(self.context, step)
         with torch.no_grad():
@@ -151,13 +151,13 @@ class _Game:
         return torch.cat([part.flatten() for part in moved]).double()
 
     def noiseless(self, step: int) -> Tensor:
-        """The clipped sum of one step: what the adversary can compute for itself, with noises of its own for the views."""
+        """Return the clipped sum of one step: the adversary can compute it, with its own view noise."""
         batch = torch.arange(len(self.context.images))
         return clipped_sum(self.context, batch, step, self.context.physical_batch).value
 
 
 def records(canary: bool) -> tuple[Tensor, Tensor]:
-    """Three dim images, and a bright one with a label the model finds unlikely: its gradient is far longer than C."""
+    """Return three dim images, and a bright one with a label the model finds unlikely: its gradient norm is far above C."""
     generator = torch.Generator().manual_seed(1)
     images = 0.3 * torch.rand((OTHERS, 1, SIDE, SIDE), generator=generator)
     labels = torch.arange(OTHERS) % CLASSES
@@ -168,7 +168,7 @@ def records(canary: bool) -> tuple[Tensor, Tensor]:
 
 
 def _adversary(without: _Game, with_canary: _Game, draws: int) -> tuple[Tensor, float]:
-    """The direction and threshold, learnt from sums of other steps than those that are scored."""
+    """Return the direction and threshold, learned from the sums of steps that are not scored."""
     steps = range(draws, draws + LEARNING_DRAWS)
     low = torch.stack([without.noiseless(step) for step in steps]).mean(dim=0)
     high = torch.stack([with_canary.noiseless(step) for step in steps]).mean(dim=0)
@@ -182,7 +182,7 @@ def _child(key: bytes, number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Trainings:
-    """The trainings that are audited: a budget and how it is spent. q = 1 shows the adversary most."""
+    """The training runs that are audited: a budget and how it is spent. q = 1 shows the adversary most."""
 
     method: Method
     epsilon: float = 4.0
@@ -197,14 +197,14 @@ class Trainings:
         finite_in("sampling probability", self.sampling_probability, 1.0 / PUBLIC_SIZE, 1.0)
 
     def run(self, images: Tensor, labels: Tensor, *, classes: int, noise_seed: int | None) -> Run:
-        """One training by the real loop, in memory, of softmax regression from zero weights."""
+        """Train softmax regression from zero weights once, with the real loop, in memory."""
         batch_size = round(self.sampling_probability * PUBLIC_SIZE)
         settings = Settings.of(
             epsilon=self.epsilon,
             delta=self.delta,
-            epochs=(self.steps + 0.5) * batch_size / PUBLIC_SIZE,  # whole steps are counted: T = steps
+            epochs=(self.steps + 0.5) * batch_size / PUBLIC_SIZE,  # T is rounded down to `steps`
             batch_size=batch_size,
-            learning_rate=0.01 * batch_size,  # so small that gradients stay longer than C: the canary uses all of its C
+            learning_rate=0.01 * batch_size,  # so small that gradient norms stay above C: the canary contributes its full C
             momentum=0.0,
             optimizer="sgd",
             clip_norm=self.clip_norm,
@@ -214,13 +214,13 @@ class Trainings:
         nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
         data = Dataset(images, labels, images[:1], labels[:1], size=PUBLIC_SIZE, classes=classes)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DpcertWarning)  # remarks on what the method learns: nothing is learnt here
+            warnings.simplefilter("ignore", DpcertWarning)  # remarks about how well the method learns do not matter here
             return fit(model, data, self.method, settings)
 
 
 @dataclass(frozen=True)
 class TrainingAudit:
-    """The verdict on whole trainings: what was shown, what is promised, and the most that could have been shown."""
+    """The verdict on whole training runs: the bound shown, the promised epsilon, and the largest bound the audit could show."""
 
     method: str
     at_least: float
@@ -230,12 +230,12 @@ class TrainingAudit:
 
     @property
     def holds(self) -> bool:
-        """Whether what was shown is consistent with the promise."""
+        """Whether the bound is consistent with the promised epsilon."""
         return self.at_least <= self.promised
 
     @property
     def verdict(self) -> str:
-        """In words: an audit that could not have shown a breach says so."""
+        """The result in words; it says so if the audit could not have detected a violation."""
         if self.ceiling <= self.promised:
             return "not refutable by this audit (the ceiling is below the promise)"
         return "holds" if self.holds else "BROKEN"
@@ -246,14 +246,14 @@ def many_runs(
 ) -> TrainingAudit:
     """Train `runs` times without the canary and `runs` times with it, and bound epsilon from below.
 
-    Without subsampling the releases are one Gaussian mechanism, and its reading of the errors is used; else the one that
-    holds for any mechanism. `seed` makes the audit reproducible; without it every training draws a secret key, as it always
-    does. False alarms: 1 - confidence.
+    Without subsampling the releases are one Gaussian mechanism, so the Gaussian bound is used; otherwise the bound for any
+    mechanism. `seed` makes the audit reproducible; without it every training run draws a secret key, as always. False
+    alarms: 1 - confidence.
     """
-    integer_in("runs", runs, 10, 10**7, remedy="500 are usual")
+    integer_in("runs", runs, 10, 10**7, remedy="500 is typical")
     scores = np.empty((2, runs))
     for canary in (0, 1):
-        images, labels = _lonely_canary(bool(canary))
+        images, labels = _single_canary(bool(canary))
         for number in range(runs):
             seed_of_run = None if seed is None else _noise_seed(seed, 2 * number + canary)
             run = trainings.run(images, labels, classes=CLASSES, noise_seed=seed_of_run)
@@ -262,18 +262,18 @@ def many_runs(
     half_way = trainings.steps * trainings.sampling_probability / 2  # the canary's pixel is dark in all other records
     bound = lower_bound(scores[0], scores[1], half_way, confidence=confidence, delta=trainings.delta)
     gaussian = run.plan.sampling_probability == 1.0
-    found, most = (b.gaussian_epsilon if gaussian else b.any_epsilon for b in (bound, bound.best))
-    return TrainingAudit(trainings.method.name, found, _promised(run), most, confidence)
+    at_least, ceiling = (b.gaussian_epsilon if gaussian else b.any_epsilon for b in (bound, bound.best))
+    return TrainingAudit(trainings.method.name, at_least, _promised(run), ceiling, confidence)
 
 
 def one_run(
     trainings: Trainings, *, canaries: int = 2000, guesses: int | None = None, confidence: float = 0.99, seed: int | None = None
 ) -> TrainingAudit:
-    """Train ONCE, each canary in by a fair coin; guess `guesses` coins (half of them) by score, and count the right ones.
+    """Train ONCE, include each canary by a fair coin, guess `guesses` coins (default: half) by score, count right guesses.
 
-    The highest scores are guessed "in", as many of the lowest "out"; the rest abstains. False alarms: 1 - confidence.
+    The highest scores are guessed "in" and equally many of the lowest "out"; the rest abstain. False alarms: 1 - confidence.
     """
-    integer_in("canaries", canaries, 10, 10**6, remedy="2000 are usual")
+    integer_in("canaries", canaries, 10, 10**6, remedy="2000 is typical")
     each = (canaries // 2 if guesses is None else integer_in("guesses", guesses, 2, canaries)) // 2
     key = secret_key() if seed is None else key_from_seed(seed, "audit")
     coins = np.frombuffer(stream_bytes(key, Purpose.AUDIT, canaries), dtype=np.uint8) % 2 == 1
@@ -281,7 +281,7 @@ def one_run(
     images, labels = _canaries(canaries, classes)
     inside = torch.from_numpy(coins)
     if not bool(inside.any()):
-        raise ConfigError(f"none of the {canaries} canaries was drawn; take more")
+        raise ConfigError(f"none of the {canaries} canaries was drawn; use more canaries")
     seed_of_run = None if seed is None else _noise_seed(seed, 0)
     run = trainings.run(images[inside], labels[inside], classes=classes, noise_seed=seed_of_run)
     order = np.argsort(_scores(run, trainings, images, labels), kind="stable")
@@ -291,15 +291,15 @@ def one_run(
 
 
 def _canaries(count: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Canary i: one bright pixel and one label, a pair of its own (the first pixel is that of the lonely canary)."""
+    """Return canaries, each with a unique pair of bright pixel and label (the first one is the canary of `_single_canary`)."""
     number = torch.arange(count)
     images = torch.zeros(count, SIDE * SIDE)
     images[number, number // classes % SIDE**2] = 1.0
     return images.reshape(count, 1, SIDE, SIDE), (classes - 1 - number) % classes
 
 
-def _lonely_canary(inside: bool) -> tuple[Tensor, Tensor]:
-    """A few dim records whose first pixel is dark, with or without the canary, which lights that pixel alone."""
+def _single_canary(inside: bool) -> tuple[Tensor, Tensor]:
+    """Return dim records whose first pixel is 0, with or without the canary, whose only bright pixel is the first."""
     images, labels = records(canary=False)
     images[:, 0, 0, 0] = 0.0
     image, label = _canaries(1, CLASSES)
@@ -307,7 +307,7 @@ def _lonely_canary(inside: bool) -> tuple[Tensor, Tensor]:
 
 
 def _scores(run: Run, trainings: Trainings, images: Tensor, labels: Tensor) -> np.ndarray:
-    """How far the final weights went along each canary's first gradient (1/k - [y]) x, in units of one clipped gradient."""
+    """Return how far the weights moved along each canary's first gradient (1/k - [y]) x, in units of one clipped gradient."""
     moved = next(iter(trainable(run.model).values())).detach().double()
     classes = len(moved)
     gradient = torch.full((len(labels), classes), 1.0 / classes, dtype=torch.float64)
@@ -319,7 +319,7 @@ def _scores(run: Run, trainings: Trainings, images: Tensor, labels: Tensor) -> n
 
 
 def _promised(run: Run) -> float:
-    """What the ledger charges, for noise that stays secret (a seed of the audit is none of the training's business)."""
+    """Return the epsilon that the ledger charges, as if the noise were secret (the audit may have seeded it)."""
     return compose(run.ledger.releases(), run.plan.delta)
 
 

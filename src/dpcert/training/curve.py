@@ -1,8 +1,8 @@
-"""The training curve: what may be shown of how a training went.
+"""The training curve: what can be shown about training without using privacy budget.
 
-Every number is a function of released values (weights, noised gradients) and of the test set; there is no training loss,
-and no norm of a gradient that no noise was added to.
-Points wait in the checkpoint, so a resumed run has the same ones; `training.tsv` is written once, with the last step.
+Every number is a function of released values (weights, noised gradients) and of the test set. There is no training loss, and
+no gradient norm without noise.
+Points are kept in the checkpoint, so a resumed run has the same ones. `training.tsv` is written once, after the last step.
 """
 
 import math
@@ -20,12 +20,12 @@ from ..privacy.statement import Statement
 from ..store.records import CurveRow, header, text_of
 
 _MOST_POINTS = 50
-COARSER = 10.0  # buckets for the points before the last: still an upper bound, 7 times as fast
+COARSER = 10.0  # wider buckets for all points but the last: still an upper bound, 7 times as fast
 
 
 @dataclass(frozen=True)
 class Point:
-    """After `step` steps: the norm of the last noised mean gradient, and how the model does on the test set."""
+    """State after `step` steps: the norm of the last noised mean gradient, and the test accuracy."""
 
     step: int
     gradient_norm: float | None  # None: there is no noise
@@ -35,10 +35,10 @@ class Point:
 def watcher(
     model: nn.Module, data: Dataset, plan: Plan, released: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Callable[[int, Tensor], Point | None]:
-    """A function that makes the point of a step, if the step is due one: at the end of an epoch, and of the training.
+    """Return a function that makes the point of a step, at the end of an epoch and of training; None for other steps.
 
-    With records held out for validation the test set is left alone. Inside `released` the model holds the weights that
-    would be released now (the average, where there is one): those are tested.
+    With records held out for validation the test set is not used. Inside `released` the model has the weights that would be
+    released now (the average, if there is one); the test accuracy is theirs.
     """
     every = max(1.0, plan.steps * plan.sampling_probability / _MOST_POINTS)  # epochs between two points
 
@@ -53,7 +53,7 @@ def watcher(
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
-    """Share of inputs the model classifies rightly, without smoothing."""
+    """Return the share of inputs that the model classifies correctly, without smoothing."""
     device = next(model.parameters()).device
     right = 0
     with evaluating(model) as voter:
@@ -64,7 +64,7 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
 
 
 def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:
-    """training.tsv: the points with the epsilon of the steps so far, which follows from the plan."""
+    """Return training.tsv: the points, with the epsilon of the steps so far, which follows from the plan."""
     lines = [header(CurveRow)]
     for point in points:
         row = (point.step, _epochs(point.step, plan), spent(point.step, statement), point.gradient_norm, point.test_accuracy)
@@ -73,16 +73,16 @@ def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:
 
 
 def spent(step: int, statement: Statement) -> float:
-    """An upper bound on epsilon of the first `step` steps, some 0.1 % above `epsilon_after` but for the last."""
+    """Return an upper bound on epsilon of the first `step` steps, about 0.1 % above `epsilon_after` except at the last step."""
     return min(epsilon_after(step, statement, COARSER), statement.epsilon)
 
 
 def epsilon_after(step: int, statement: Statement, coarser: float = 1.0) -> float:
-    """Epsilon of the first `step` steps of a finished run; infinite where it is not private."""
+    """Return epsilon of the first `step` steps of a finished run; infinite if it is not private."""
     if not statement.private or step >= statement.steps:
         return statement.epsilon if statement.private else math.inf
-    own = GaussianSteps(statement.noise_multiplier, statement.sampling_probability, step)
-    return compose([*statement.earlier, own], statement.delta, coarser)
+    steps_so_far = GaussianSteps(statement.noise_multiplier, statement.sampling_probability, step)
+    return compose([*statement.earlier, steps_so_far], statement.delta, coarser)
 
 
 def _epochs(step: int, plan: Plan) -> float:

@@ -1,4 +1,4 @@
-"""A run from its first byte to its last: key, ledger, checkpoints, resume, stop requests, and the files of a finished run."""
+"""The life of a run: key, ledger, checkpoints, resuming, stop requests, and the files of a finished run."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ from .state import (
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on what, and how. `initial` is what is known of the weights it starts from (`provenance`)."""
+    """What is trained, on what, and how. `initial` is what is known about the initial weights (`provenance`)."""
 
     model: nn.Module
     data: Dataset
@@ -53,7 +53,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Keeper:
-    """What a run with a directory keeps between steps: checkpoints, and the points of its curve."""
+    """What a run with a directory stores between steps: checkpoints, and the points of its curve."""
 
     directory: RunDirectory
     origin: Origin
@@ -63,20 +63,20 @@ class Keeper:
     points: list[Point]
 
     def look(self, done: int, gradient: Tensor) -> None:
-        """Note the point of this step, if it is due one."""
+        """Record the curve point of this step, if there is one."""
         point = self.watch(done, gradient)
         if point is not None:
             self.points.append(point)
 
     def save(self, done: int) -> None:
-        """A checkpoint after `done` steps."""
+        """Save a checkpoint after `done` steps."""
         model, optimizer, average = self.training.model, self.training.optimizer, self.training.average.values
         save_checkpoint(self.directory, done, model, optimizer, self.ledger.head, self.origin, self.points, average)
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that is ready for its step `first`."""
+    """A run that is ready for step `first`."""
 
     key: bytes = field(repr=False)
     ledger: Ledger
@@ -84,7 +84,7 @@ class Begun:
     keeper: Keeper | None = None
 
     def settle(self, done: int, total: int, *, stop: bool) -> None:
-        """After each step: save at the end of a block, at the end, and when asked to stop, which then happens here."""
+        """Call after each step: save at the end of a block, at the end and on a stop request; then raise on a stop request."""
         if self.keeper is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
             self.keeper.save(done)
         if stop and done < total:
@@ -92,7 +92,7 @@ class Begun:
 
 
 def begin_in_memory(training: Training) -> Begun:
-    """Begin a run that nothing is kept of."""
+    """Begin a run without a directory."""
     _warn_of_warm_start(training.initial)
     key = _new_key(training.settings)
     return Begun(key, _open_ledger(None, key, training, training.initial))
@@ -109,12 +109,12 @@ def begin_in(directory: RunDirectory, training: Training, config_sha256: str | N
         key = _new_key(training.settings)
         origin = Origin(data_identity(key, data.x_train, data.y_train), config_sha256, canonical_json(training.initial))
         directory.store_key(key)
-        # the initial weights: step 0 can be replayed
+        # save the initial weights, so that step 0 can be replayed
         save_checkpoint(directory, 0, training.model, training.optimizer, "", origin, average=average)
         first, head, points = 0, "", []
     else:
         if key is None:
-            raise RunError(f"{directory.key} is missing; without it the same steps cannot be taken again: use another --out")
+            raise RunError(f"{directory.key} is missing; the run cannot be resumed without it: use another --out")
         origin = Origin(data_identity(key, data.x_train, data.y_train), config_sha256, resumed.origin.initial_weights)
         _refuse_other_origin(directory, resumed.origin, origin)
         first, head, points = resumed.step, resumed.ledger_head, resumed.curve
@@ -124,7 +124,7 @@ def begin_in(directory: RunDirectory, training: Training, config_sha256: str | N
 
 
 def finish(training: Training, begun: Begun, labels: dict[str, str]) -> Statement:
-    """Close the ledger; with a directory, write the released weights with what can be said of them, and destroy the key."""
+    """Close the ledger; with a directory, write the released weights with their statement, and destroy the key."""
     ledger, plan = begun.ledger, training.plan
     if not ledger.is_closed:
         ledger.close()
@@ -144,25 +144,25 @@ def finish(training: Training, begun: Begun, labels: dict[str, str]) -> Statemen
 
 
 def is_finished(directory: RunDirectory) -> bool:
-    """Whether nothing is left to train."""
+    """Return whether training is finished."""
     return directory.model.exists() and directory.ledger.exists() and Ledger.load(directory.ledger).is_closed
 
 
 def reload(directory: RunDirectory, training: Training, config_sha256: str | None) -> tuple[Ledger, Statement]:
-    """Put the weights of a finished run into the model."""
+    """Load the weights of a finished run into the model."""
     ledger = Ledger.load(directory.ledger)
     _refuse_other_plan(ledger, training)
     weights, header = read_model(directory.model)
     require_made_with(directory, header, ledger, config_sha256)
     with remembering(training, ledger):
         load_weights(training.model, weights, directory.model)
-    directory.forget_secrets()  # a crash may have come between the last write and this
+    directory.forget_secrets()  # a crash may have prevented this after the last write
     return ledger, state(ledger, recorded_versions(header))
 
 
 @contextlib.contextmanager
 def remembering(training: Training, ledger: Ledger) -> Iterator[None]:
-    """Whatever happens inside, the module knows afterwards that it has seen the records as far as the ledger says."""
+    """Record on the module, even after an exception, that it was trained on the records as the ledger says."""
     before = tensor_digests(training.model)
     try:
         yield
@@ -171,20 +171,20 @@ def remembering(training: Training, ledger: Ledger) -> Iterator[None]:
 
 
 def _refuse_to_begin_again(directory: RunDirectory) -> None:
-    """Steps that were taken here and are not charged in a ledger we can read must not be taken a second time."""
+    """Refuse to start where steps were already taken but the checkpoint or the ledger is missing."""
     for file in (directory.ledger, directory.model):
         if file.exists():
             missing = "checkpoint" if file == directory.ledger else "ledger"
             raise LedgerError(
-                f"{directory.path} has a {file.name} but no {missing}; its state was removed: restore it, or use another --out"
+                f"{directory.path} has a {file.name} but no {missing}; restore the {missing}, or use another --out"
             )
 
 
 def _refuse_other_origin(directory: RunDirectory, before: Origin, now: Origin) -> None:
     if now.data_identity != before.data_identity:
         raise RunError(
-            f"{directory.path} was started on other training data, or its key is damaged; use what it was started "
-            "with, or another --out"
+            f"{directory.path} was started with other training data, or its key is damaged; use the original data, "
+            "or another --out"
         )
     if before.config_sha256 is not None and now.config_sha256 != before.config_sha256:
         raise RunError(f"{directory.config} was changed since this run began; restore it from a copy, or use another --out")
@@ -210,14 +210,14 @@ def _open_ledger(path: Path | None, key: bytes, training: Training, initial: dic
 
 
 def _continue_ledger(path: Path, key: bytes, training: Training, head: str, initial: dict[str, Any]) -> Ledger:
-    """The ledger of a run that is resumed; the checkpoint's head must be one of its lines."""
+    """Return the ledger of a run to resume; the checkpoint's head must be one of its lines."""
     if not path.exists():
         if head:
-            raise LedgerError(f"ledger {path} is missing although steps were taken; restore it from a copy")
+            raise LedgerError(f"ledger {path} is missing, but steps were taken; restore it from a copy")
         return _open_ledger(path, key, training, initial)
     ledger = Ledger.load(path, _mac_key(key))
     if head and not ledger.contains(head):
-        raise LedgerError(f"ledger {path} does not hold the entry the checkpoint stands on (it was cut); restore it")
+        raise LedgerError(f"ledger {path} is truncated: it lacks the entry the checkpoint refers to; restore it from a copy")
     _refuse_other_plan(ledger, training)
     return ledger
 
@@ -225,19 +225,19 @@ def _continue_ledger(path: Path, key: bytes, training: Training, head: str, init
 def _refuse_other_plan(ledger: Ledger, training: Training) -> None:
     for name, value in _first_line(training).items():
         if name in RECORDED_LATER and name not in ledger.opening:
-            continue  # a run that an older version began
+            continue  # a run that an older version started
         if ledger.opening.get(name) != value:
             raise RunError(
-                f"this run was planned with {name} = {ledger.opening.get(name)}, now {value} is asked for; "
-                "a run keeps its plan: use another --out"
+                f"this run was started with {name} = {ledger.opening.get(name)}, the request has {value}; "
+                "a run cannot change its plan: use another --out"
             )
 
 
 def _warn_of_warm_start(initial: dict[str, Any]) -> None:
     if initial.get("initial_weights") != ASSUMED_INDEPENDENT:
         warnings.warn(
-            "this model has already been trained on these records, so the privacy statement covers both trainings; "
-            "for a budget of its own start from a new model",
+            "this model has already been trained on these records, so the privacy statement covers both training runs; "
+            "for a separate budget start from a new model",
             DpcertWarning,
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""The training loop: charge, step, average, settle. What is kept of a run, and how it is resumed, is in `lifecycle`."""
+"""The training loop: charge, step, average, settle. Saving and resuming are in `lifecycle`."""
 
 import contextlib
 import math
@@ -33,12 +33,12 @@ from .provenance import initial_facts
 from .settings import Settings
 from .step import StepContext, StopAskedError, check_views, private_step, small_parts_change_no_bit
 
-_MOST_EPSILONS = 64  # how often epsilon is computed for the eyes: each takes a tenth of a second
+_MOST_EPSILONS = 64  # how often epsilon is computed for display: each takes a tenth of a second
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training: the model and what can be said about it."""
+    """A finished training run: the model and its privacy statement."""
 
     model: nn.Module
     ledger: Ledger
@@ -53,7 +53,7 @@ class Run:
 
 
 def plan_for(data: Dataset, method: Method, settings: Settings) -> Plan:
-    """The plan: a function of public numbers only."""
+    """Return the plan: a function of public numbers only."""
     assert data.size is not None and data.classes is not None
     return make_plan(
         dataset_size=data.size,
@@ -83,14 +83,14 @@ def fit(
     identify: Callable[[nn.Module], dict[str, str]] | None = None,
     progress: Progress = silent,
 ) -> Run:
-    """Train `model` in place, or resume the run in `directory`; on a finished run only load it.
+    """Train `model` in place, or resume the run in `directory`; a finished run is only loaded.
 
-    With averaging, the model holds the averaged weights at the end: those are released.
-    A model that has already seen some of the records in this process is charged for both trainings (`provenance`).
+    With averaging, the model has the averaged weights at the end: those are released.
+    A model that was already trained on some of the records in this process is charged for both runs (`provenance`).
 
-    Everything that can be wrong is checked before the ledger opens. `labels` are public facts for the model's header.
-    `claim` is called once the directory is ours; it writes the config there and returns its SHA-256. `identify` gives more
-    public facts, about the trained model.
+    All inputs are checked before the ledger opens. `labels` are public facts for the model's header. `claim` is called once
+    the directory is locked; it writes the config there and returns its SHA-256. `identify` returns more public facts, about
+    the trained model.
     """
     device = choose_device(settings.train.device)
     check_model(model, data.input_shape, data.classes or 0)
@@ -144,7 +144,7 @@ def _steps(context: StepContext, training: Training, begun: Begun, progress: Pro
             mechanism.charge(step)
             set_learning_rate(context.optimizer, train.learning_rate_at(step, total))
             done = step
-            with contextlib.suppress(StopAskedError):  # the step is given up and will be the same when it is taken again
+            with contextlib.suppress(StopAskedError):  # the step is abandoned; a resumed run takes exactly the same step
                 gradient = private_step(context, step)
                 done = step + 1
                 training.average.include(done)
@@ -172,9 +172,9 @@ def _step_context(training: Training, begun: Begun, method: Method, engines: tup
 
 
 class _SpentSoFar:
-    """Epsilon of the steps that are charged, rounded up, for whoever watches: never less than the ledger says.
+    """Epsilon of the charged steps, rounded up, for the progress display: never less than the ledger says.
 
-    In a long run it is of a few blocks more than are charged, so that it is not computed for every block.
+    In a long run it includes a few more blocks than are charged, so that it is not computed for every block.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -192,18 +192,18 @@ class _SpentSoFar:
 
     def _epsilon_text(self, steps: int) -> str:
         plan = self._plan
-        if self._private is None:  # asked once: it follows from the ledger's first line
+        if self._private is None:  # computed once: it follows from the ledger's first line
             self._private = plan.target_epsilon is not None and state(self._ledger).private
         if plan.target_epsilon is None or not self._private:
             return "inf"
         earlier = self._ledger.earlier
         events = [*earlier, GaussianSteps(plan.noise_multiplier, plan.sampling_probability, steps)]
         epsilon = compose(events, plan.delta, 1.0 if steps == plan.steps else COARSER)
-        return ceil_text(epsilon if earlier else min(epsilon, plan.target_epsilon), 2)  # the noise keeps all steps within it
+        return ceil_text(epsilon if earlier else min(epsilon, plan.target_epsilon), 2)  # all steps stay within it
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by name, if this machine has it."""
+    """Return the device called `name`; raise `ConfigError` if this machine does not have it."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device, dtype=torch.float64)  # norms and sums are float64

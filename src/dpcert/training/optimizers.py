@@ -1,6 +1,6 @@
-"""Optimizers: the table, and the keys they use. A new optimizer is a function here and a line of `OPTIMIZERS`.
+"""Optimizers: the table, and the keys they use. To add one, write a function and add it to `OPTIMIZERS`.
 
-An optimizer sees noised gradients only, so any rule is post-processing and costs no privacy.
+An optimizer sees noised gradients only, so any update rule is post-processing and costs no privacy.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,11 +45,11 @@ class OptimizerKeys(Section):
 
 
 def make_optimizer(parameters: Parameters, keys: OptimizerKeys) -> torch.optim.Optimizer:
-    """The optimizer that `keys` ask for."""
+    """Create the optimizer that `keys` select."""
     return OPTIMIZERS[keys.optimizer](parameters, keys)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Use `learning_rate` from the next step on."""
+    """Set the learning rate for the next steps."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

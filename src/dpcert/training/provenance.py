@@ -1,13 +1,13 @@
-"""What a module's weights have already seen, so that a second training on the same records is not taken for a first one.
+"""Track which records a module's weights were trained on, so that a second run on the same records is charged for both.
 
-`dpcert.train` trains in place. Weights that have seen a record depend on it, so the epsilon of another training alone would
-be too small. What was seen is remembered on the module and its trained parts, and by the digests of its trained tensors (for
-weights that were copied into another module). A later training on any of the same records composes with the earlier ones;
-where those were not private, nothing finite can be said.
+`dpcert.train` trains in place. Weights that were trained on a record depend on it, so the epsilon of the second run alone
+would be too small. The history is stored on the module and its trained submodules, and by the digests of its trained tensors
+(for weights that were copied into another module). A later run on any of the same records composes with the earlier ones. If
+an earlier run was not private, epsilon is infinite.
 
-Only this process is covered, and only weights that were copied as they are. Weights that come from a file or another program,
-or that were computed from trained ones (an average of two models in a new module), carry no such memory: the privacy
-statement names the condition that initial weights must not depend on the records.
+This covers only the current process, and only weights that were copied unchanged. Weights from a file or another program, or
+computed from trained weights (such as an average of two models in a new module), have no history: the privacy statement
+lists the condition that initial weights must not depend on the records.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One training: which records (None: not known, so perhaps any), and what it charged for them (None: not private)."""
+    """One training run: its records (None: unknown, so possibly any), and what it charged for them (None: not private)."""
 
     records: np.ndarray | None
     releases: tuple[GaussianSteps, ...] | None
@@ -39,9 +39,9 @@ class Seen:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled module goes to other people: hashes of the records, even keyed ones, could tell who was among them.
+        """Drop the record hashes: a pickled module may be shared, and even keyed hashes could reveal who is in the data.
 
-        What comes back may have seen any records.
+        An unpickled module may have been trained on any records.
         """
         return Seen, (None, self.releases)
 
@@ -50,7 +50,7 @@ _SEEN_BY_TENSOR: dict[bytes, tuple[Seen, ...]] = {}
 
 
 def initial_facts(model: nn.Module, images: Tensor) -> dict[str, Any]:
-    """What the ledger's first line says about the initial weights."""
+    """Return the facts about the initial weights for the ledger's first line."""
     history = _history(model)
     records = record_hashes(images) if history else np.empty(0, dtype=np.uint64)
     again = [seen for seen in history if seen.records is None or len(np.intersect1d(seen.records, records))]
@@ -63,57 +63,57 @@ def initial_facts(model: nn.Module, images: Tensor) -> dict[str, Any]:
 
 
 def remember(model: nn.Module, before: dict[str, bytes], images: Tensor, ledger: Ledger) -> None:
-    """Note that `model`, whose tensors had the digests `before`, was trained on `images` as `ledger` says."""
+    """Record that `model`, whose tensors had the digests `before`, was trained on `images` as `ledger` says."""
     _note(model, before, (*_history(model), Seen(record_hashes(images), _charged(ledger))))
 
 
 def remember_loaded(model: nn.Module, ledger: Ledger) -> None:
-    """Note that `model` holds the weights of a finished run, whose records may be any: training it further composes."""
+    """Record that `model` has the weights of a finished run on unknown records: training it further composes."""
     for module in model.modules():
         setattr(module, _ATTRIBUTE, ())  # all its weights were replaced
     if all(digest in _SEEN_BY_TENSOR for digest in tensor_digests(model).values()):
-        return  # these very weights were trained in this process: their records are known
+        return  # the same weights were trained in this process: their records are known
     private = why_not_private(ledger) is None
     earlier = tuple(ledger.earlier) if private else ()
-    own = _charged(ledger) if private else None
-    _note(model, {}, (Seen(None, None if own is None else (*earlier, *own)),))
+    charged = _charged(ledger) if private else None
+    _note(model, {}, (Seen(None, None if charged is None else (*earlier, *charged)),))
 
 
 def _charged(ledger: Ledger) -> tuple[GaussianSteps, ...] | None:
-    private = why_not_private(ledger) in (None, SEEN_WITHOUT_PRIVACY)  # earlier trainings are in the history already
+    private = why_not_private(ledger) in (None, SEEN_WITHOUT_PRIVACY)  # earlier runs are already in the history
     return tuple(ledger.own_releases()) if private else None
 
 
 def _note(model: nn.Module, before: dict[str, bytes], history: tuple[Seen, ...]) -> None:
     trained = {name: digest for name, digest in tensor_digests(model).items() if before.get(name) != digest}
     _SEEN_BY_TENSOR.update(dict.fromkeys(trained.values(), history))
-    for path, module in model.named_modules():  # a trained part remembers too: it may be built into another model
+    for path, module in model.named_modules():  # trained submodules too: they may be reused in another model
         if not path or any(name.startswith(f"{path}.") for name in trained):
             setattr(module, _ATTRIBUTE, history)
 
 
 def tensor_digests(model: nn.Module) -> dict[str, bytes]:
-    """A digest of each parameter; constant ones (a bias of zeros) are left out, since any fresh model has them."""
-    found = {}
+    """Return a digest of each parameter; constant ones (a bias of zeros) are left out, since any new model has them."""
+    digests = {}
     for name, parameter in model.named_parameters():
         values = parameter.detach().cpu().contiguous().flatten()
         if values.numel() and not bool((values == values[0]).all()):
-            found[name] = hashlib.blake2b(values.view(torch.uint8).numpy().data, digest_size=16).digest()
-    return found
+            digests[name] = hashlib.blake2b(values.view(torch.uint8).numpy().data, digest_size=16).digest()
+    return digests
 
 
 def _history(model: nn.Module) -> tuple[Seen, ...]:
-    """Every training that these weights carry, each once."""
+    """Return every training run of these weights, without duplicates."""
     noted = [seen for module in model.modules() for seen in getattr(module, _ATTRIBUTE, ())]
     digests = tensor_digests(model).values()
-    if all(digest in _SEEN_BY_TENSOR for digest in digests):  # trained in this process: which records is known exactly
+    if all(digest in _SEEN_BY_TENSOR for digest in digests):  # trained in this process: the records are known exactly
         noted = [seen for seen in noted if seen.records is not None]
     by_tensor = [seen for digest in digests for seen in _SEEN_BY_TENSOR.get(digest, ())]
     return tuple(dict.fromkeys([*noted, *by_tensor]))
 
 
 def record_hashes(images: Tensor) -> np.ndarray:
-    """A 64-bit hash of each record under a key of this process: equal records have equal hashes."""
+    """Return a 64-bit hash of each record under a key of this process: equal records have equal hashes."""
     width = -(-images[0].numel() * images.element_size() // 8)
     words = np.zeros((min(len(images), _ROWS), width * 8), dtype=np.uint8)
     hashes = np.empty(len(images), dtype=np.uint64)

@@ -1,6 +1,6 @@
-"""The settings of a training, the one object that config files, ``--set``, `dpcert.train` and the loop share.
+"""Training settings, shared by config files, ``--set``, `dpcert.train` and the loop.
 
-A new key is one field here, or in the file of the part that uses it (`optimizers`, `schedules`, `averaging`).
+To add a key, add one field here, or in the module that uses it (`optimizers`, `schedules`, `averaging`).
 """
 
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ class _LengthKeys(Section):
 
 
 class TrainConfig(AveragingKeys, ScheduleKeys, OptimizerKeys, _LengthKeys):  # fields are listed from the last base to the first
-    """How long, how fast. `physical_batch` (rows = examples x views in memory), `device`, `threads` change speed only."""
+    """Length and speed. `physical_batch` (rows = examples x views in memory), `device` and `threads` affect speed only."""
 
     seed: int | None = Field(None, ge=0, lt=2**63)
     physical_batch: Annotated[int, Field(ge=1, le=LARGEST), SPEED_ONLY] = 480
@@ -29,7 +29,7 @@ class TrainConfig(AveragingKeys, ScheduleKeys, OptimizerKeys, _LengthKeys):  # f
     threads: Annotated[int | None, Field(ge=1, le=1024), SPEED_ONLY] = None
 
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of step 0, 1 ... steps - 1."""
+        """Return the learning rate of step 0, 1 ... steps - 1."""
         return self.learning_rate * learning_rate_factor(self, step, steps)
 
 
@@ -49,7 +49,7 @@ class GradientsConfig(Section):
 
 
 class Settings(Section):
-    """Everything a training needs besides model, data and method."""
+    """Everything training needs besides model, data and method."""
 
     train: TrainConfig = TrainConfig()
     privacy: PrivacyConfig = PrivacyConfig()
@@ -57,7 +57,7 @@ class Settings(Section):
 
     @classmethod
     def of(cls, **values: Any) -> "Settings":
-        """Settings from key names alone (``epochs=1, epsilon=3.0``): each name belongs to one section."""
+        """Build settings from key names without sections (``epochs=1, epsilon=3.0``): each name belongs to one section."""
         tables: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             section = SECTION_OF[one_of("train() setting", key, SECTION_OF)]

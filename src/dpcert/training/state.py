@@ -1,4 +1,4 @@
-"""Checkpoints: what lets a killed run go on to the same bytes. Safetensors and JSON with SHA-256, never pickle."""
+"""Checkpoints, from which a killed run resumes and produces the same bytes. Safetensors and JSON with SHA-256, no pickle."""
 
 import hashlib
 import hmac
@@ -31,16 +31,16 @@ _STATE_TYPES |= {"initial_weights": (str,)}
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run was begun with and must be continued with: the data and the config (None: nobody keeps one)."""
+    """The data and the config that a run was started with and must be resumed with (config None: there is no config file)."""
 
     data_identity: str
     config_sha256: str | None
-    initial_weights: str = "{}"  # canonical JSON of what the ledger's first line says about them
+    initial_weights: str = "{}"  # canonical JSON of the ledger's facts about them
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on."""
+    """Where a run resumes."""
 
     step: int
     ledger_head: str
@@ -49,7 +49,7 @@ class Resumed:
 
 
 def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
-    """HMAC of the training data under the run key: recognises the data, tells nothing to who lacks the key."""
+    """Return an HMAC of the training data under the run key: identifies the data, reveals nothing without the key."""
     mac = hmac.new(stream_bytes(key, Purpose.DATA_IDENTITY, KEY_BYTES), digestmod=hashlib.sha256)
     for tensor in (images, labels):
         mac.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
@@ -68,7 +68,7 @@ def save_checkpoint(
     curve: Sequence[Point] = (),
     average: Sequence[Tensor] = (),
 ) -> None:
-    """Write weights, optimizer state and average, then the small file that names them; only then drop the older ones."""
+    """Write weights, optimizer state and average, then the small file that refers to them, then delete older checkpoints."""
     tensors = {_MODEL + name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
@@ -90,7 +90,7 @@ def save_checkpoint(
 def load_checkpoint(
     directory: RunDirectory, model: nn.Module, optimizer: torch.optim.Optimizer, average: Sequence[Tensor] = ()
 ) -> Resumed | None:
-    """Put the newest checkpoint into `model`, `optimizer` and `average`; None when there is none yet."""
+    """Load the newest checkpoint into `model`, `optimizer` and `average`; return None if there is none yet."""
     if not directory.state.exists():
         return None
     state = _read_state(directory.state)
@@ -104,7 +104,7 @@ def load_checkpoint(
             index, _, slot = name.removeprefix(_OPTIMIZER).partition(".")
             slots.setdefault(int(index) if index.isdecimal() else -1, {})[slot] = value
     if slots and not _fits(slots, optimizer):
-        raise RunError(f"{file} does not fit the optimiser; this run cannot be continued, start another with --out")
+        raise RunError(f"{file} does not fit the optimizer; this run cannot be resumed, start another with --out")
     _load_average(average, {name: value for name, value in tensors.items() if name.startswith(_AVERAGE)}, file)
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -122,7 +122,7 @@ def _load_average(average: Sequence[Tensor], stored: dict[str, Tensor], file: Pa
 
 
 def _fits(slots: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> bool:
-    """Whether each slot belongs to a parameter and has its shape (or is a single number, like Adam's step)."""
+    """Return whether each slot belongs to a parameter and has its shape (or is a scalar, like Adam's step)."""
     shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
     return all(
         0 <= index < len(shapes) and all(value.ndim == 0 or value.shape == shapes[index] for value in values.values())
@@ -142,15 +142,15 @@ def _read_state(path: Path) -> dict[str, Any]:
             "curve": [],
             "initial_weights": "{}",
             **state,
-        }  # a run begun before these were noted can go on
+        }  # runs of older versions lack these keys and can still be resumed
         intact = intact and state.keys() == _STATE_TYPES.keys()
-        intact = intact and all(type(state[name]) in kinds for name, kinds in _STATE_TYPES.items())  # True is no step
+        intact = intact and all(type(state[name]) in kinds for name, kinds in _STATE_TYPES.items())  # a bool is not a step
         state["curve"] = [_point(values) for values in state["curve"]]
         intact = intact and state["step"] >= 0 and state["checkpoint"] == f"checkpoint-{state['step']}.safetensors"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({error}); this run cannot be continued, start another with --out") from error
+        raise RunError(f"{path} is damaged ({error}); this run cannot be resumed, start another with --out") from error
     if not intact:
-        raise RunError(f"{path} is damaged (its checksum is wrong); this run cannot be continued, start another with --out")
+        raise RunError(f"{path} is damaged (its checksum is wrong); this run cannot be resumed, start another with --out")
     assert isinstance(state, dict)
     return state
 
@@ -163,7 +163,7 @@ def _point(values: list[Any]) -> Point:
 
 
 def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, whose digest must be `sha256` where one is given."""
+    """Return the tensors of a safetensors file; its digest must be `sha256` if given."""
     data = _read(path)
     if sha256 is not None and sha256_hex(data) != sha256:
         raise RunError(f"{path} is damaged (its SHA-256 is wrong); restore it from a copy or train again with another --out")
@@ -185,7 +185,7 @@ def _tensors(data: bytes, origin: str) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
-    """Put `weights` into `model`; names and shapes must fit."""
+    """Load `weights` into `model`; names and shapes must match."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -194,23 +194,23 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights and facts of a model file, which must be what was written."""
+    """Return the weights and facts of a model file; its content digest must match."""
     return parse_model(_read(path), str(path))
 
 
 def parse_model(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`read_model` for bytes that came from elsewhere, a member of a bundle for one."""
+    """Like `read_model`, for bytes from another source (such as a bundle)."""
     facts = read_facts(data, origin)
     return _tensors(data, origin), facts
 
 
 def require_made_with(directory: RunDirectory, facts: dict[str, str], ledger: Ledger, config_sha256: str | None) -> None:
-    """Raise unless a model's header (`facts`) names this ledger and this config."""
+    """Raise unless a model's header (`facts`) refers to this ledger and this config."""
     opened.require_made_with(facts, ledger.head, ledger.sha256, config_sha256, directory.config, directory.ledger)
 
 
 def model_bytes(model: nn.Module, metadata: dict[str, str]) -> bytes:
-    """The final weights as safetensors, with public facts in the header; the same facts give the same bytes."""
+    """Return the final weights as safetensors, with public facts in the header; the same input gives the same bytes."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     digest = digest_of_tensors(save(tensors), metadata)
     return with_sorted_header(save(tensors, metadata={**metadata, "content_sha256": digest}))

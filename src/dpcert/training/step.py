@@ -1,4 +1,4 @@
-"""One step of DP-CERT training (Algorithm 2 of the paper), a call a line."""
+"""One step of DP-CERT training (Algorithm 2 of the paper), one call per line."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ..workers import parallel_map
 
 
 class StopAskedError(Exception):
-    """Raised between two parts of a step that is to be given up; weights and optimiser are as they were before it."""
+    """Raised between two parts of a step to abandon it; weights and optimizer are as before the step."""
 
 
 def _never() -> bool:
@@ -27,7 +27,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What stays the same in every step. Each engine works on parts of its own, in a thread of its own."""
+    """What stays the same in every step. Each engine works on separate parts, in its own thread."""
 
     model: nn.Module
     images: Tensor
@@ -38,13 +38,13 @@ class StepContext:
     mechanism: Mechanism
     optimizer: torch.optim.Optimizer
     physical_batch: int
-    small_parts: bool = False  # whether `small_parts_change_no_bit` was seen to hold
+    small_parts: bool = False  # the result of `small_parts_change_no_bit`
     stop_asked: Callable[[], bool] = _never
 
 
 @dataclass(frozen=True)
 class Part:
-    """Positions start..stop of a batch, computed as `size` examples: the rest is padding."""
+    """Positions start..stop of a batch, padded to `size` examples."""
 
     start: int
     stop: int
@@ -52,10 +52,10 @@ class Part:
 
 
 def private_step(context: StepContext, step: int) -> Tensor:
-    """Sample, make views, take and clip per-example gradients, sum, add noise, divide by B, descend.
+    """Sample, make views, compute and clip per-example gradients, sum, add noise, divide by B, update the weights.
 
-    A function of (weights, optimiser state, data, key, step). `physical_batch`, the most rows (examples x views) in
-    memory at once, changes the result by rounding only. Returns the noised mean gradient.
+    A function of (weights, optimizer state, data, key, step). `physical_batch`, the most rows (examples x views) in
+    memory at once, changes the result only by rounding. Returns the noised mean gradient.
     """
     batch = torch.from_numpy(context.mechanism.sample(len(context.images), step))
     clipped = clipped_sum(context, batch, step, context.physical_batch)
@@ -65,7 +65,7 @@ def private_step(context: StepContext, step: int) -> Tensor:
 
 
 def clipped_sum(context: StepContext, batch: Tensor, step: int, rows: int) -> ClippedSum:
-    """The clipped sum over the whole batch, `rows` rows at a time; half as many where they do not fit in memory."""
+    """Return the clipped sum over the whole batch, `rows` rows at a time; halves `rows` if they do not fit in memory."""
 
     def work(engine: Engine, part: Part) -> ClippedSum:
         return _clipped_sum_of(context, engine, batch[part.start : part.stop], part, step)
@@ -74,7 +74,7 @@ def clipped_sum(context: StepContext, batch: Tensor, step: int, rows: int) -> Cl
     try:
         for clipped in parallel_map(context.engines, work, _parts(len(batch), _part_sizes(context, rows))):
             total = total + clipped
-            if context.stop_asked():  # a large batch may take longer than the one who asked will wait
+            if context.stop_asked():  # a large batch may take longer than the user wants to wait
                 raise StopAskedError
     except RuntimeError as error:
         if not _is_about_memory(error) or rows < 2 * context.method.views.count:
@@ -84,7 +84,7 @@ def clipped_sum(context: StepContext, batch: Tensor, step: int, rows: int) -> Cl
 
 
 def _clipped_sum_of(context: StepContext, engine: Engine, indices: Tensor, part: Part, step: int) -> ClippedSum:
-    """The clipped sum of one part, padded to the part's size with examples that count for nothing."""
+    """Return the clipped sum of one part, padded to the part's size with examples that do not count."""
     device = next(context.model.parameters()).device
     missing = part.size - len(indices)
     x, labels = (
@@ -100,7 +100,7 @@ def _clipped_sum_of(context: StepContext, engine: Engine, indices: Tensor, part:
 
 
 def views_of_each(views: Views, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-    """The views of every example; views of the user's own see one example at a time, so they cannot mix them."""
+    """Return the views of every example; custom views see one example at a time, so they cannot mix examples."""
     if type(views) in VIEWS.values():
         return views(model, x, labels, noise)
     rows = zip(x.split(1), labels.split(1), noise.split(1), strict=True)  # type: ignore[no-untyped-call]
@@ -108,10 +108,10 @@ def views_of_each(views: Views, model: nn.Module, x: Tensor, labels: Tensor, noi
 
 
 def _part_sizes(context: StepContext, rows: int) -> tuple[int, int]:
-    """(large, small): the sizes of all parts of all steps, from public numbers only.
+    """Return (large, small): the sizes of all parts of all steps, from public numbers only.
 
-    A kernel may add in another order for another number of rows. If a part had as many rows as there happen to be
-    records, one record more or less could move the others' gradients by a rounding error each. With fixed sizes it cannot.
+    A kernel may sum in a different order for a different number of rows. If the number of rows followed the number of
+    sampled records, one more record could change the other gradients by a rounding error each. With fixed sizes it cannot.
     """
     workers, expected = len(context.engines), context.mechanism.plan.batch_size
     most = max(1, rows // context.method.views.count)
@@ -121,18 +121,18 @@ def _part_sizes(context: StepContext, rows: int) -> tuple[int, int]:
     if context.small_parts:
         large = _whole_blocks(each, most)
         return large, _whole_blocks(large / 4, most)
-    headroom = 2 * math.sqrt(expected) / workers  # so that hardly a batch needs one part more
+    headroom = 2 * math.sqrt(expected) / workers  # so that batches rarely need one more part
     large = _whole_blocks(min(each + headroom + POSITIONS_PER_BLOCK, expected + headroom), most)
     return large, large
 
 
 def _whole_blocks(size: float, most: int) -> int:
-    """Whole blocks of view noise, at least one: no block is drawn twice."""
+    """Round down to whole blocks of view noise, at least one, so that no block is drawn twice."""
     return max(1, int(min(size, most)) // POSITIONS_PER_BLOCK) * POSITIONS_PER_BLOCK
 
 
 def _parts(total: int, sizes: tuple[int, int]) -> list[Part]:
-    """Positions 0..total in large parts as long as they are full, then in small ones."""
+    """Split positions 0..total into full large parts, then small ones."""
     large, small = sizes
     parts, start = [], 0
     while start < total:
@@ -143,9 +143,9 @@ def _parts(total: int, sizes: tuple[int, int]) -> list[Part]:
 
 
 def small_parts_change_no_bit(context: StepContext) -> bool:
-    """Whether an example's gradient is the same to the bit in a small part as in a large one, seen on this machine.
+    """Return whether gradients are bitwise equal in small and large parts on this machine.
 
-    Compared by the float64 norms of made-up examples, in the threads that take the steps.
+    Compares the float64 norms of synthetic examples, in the threads that run the steps.
     """
     large, small = _part_sizes(replace(context, small_parts=True), context.physical_batch)
     device = next(context.model.parameters()).device
@@ -165,7 +165,7 @@ def small_parts_change_no_bit(context: StepContext) -> bool:
         whole, *_ = parallel_map(context.engines, norms, [Part(0, large, large)])
         in_small = list(parallel_map(context.engines, norms, _parts(large, (large + 1, small))))
     except RuntimeError as error:
-        if _is_about_memory(error):  # the steps will find what fits
+        if _is_about_memory(error):  # the steps find a size that fits
             return False
         raise
     return torch.equal(whole, torch.cat(in_small))
@@ -176,21 +176,21 @@ def _is_about_memory(error: RuntimeError) -> bool:
 
 
 def check_views(views: Views, model: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Refuse views that mix examples: change one of several unlike rows, and no other row's views may move by a bit."""
+    """Refuse views that mix examples: changing one row must not change any bit of another row's views."""
     device = next(model.parameters()).device
     x = dissimilar_rows(input_shape).to(device)
     noise = torch.randn((len(x), views.copies, *input_shape), generator=torch.Generator().manual_seed(0)).to(device)
     labels = torch.zeros(len(x), dtype=torch.long, device=device)
     before = views(model, x, labels, noise)
     alike = before.shape[:2] == (len(x), views.count)
-    for place in (0, len(x) - 1):  # the last one holds the largest number
+    for place in (0, len(x) - 1):  # the last row has the largest value
         other, others = x.clone(), torch.arange(len(x)) != place
         other[place] = 1.0 - other[place]
         alike = alike and torch.equal(before[others], views(model, other, labels, noise)[others])
     if not alike:
         raise ModelError(
-            f"the views {type(views).__name__} mix examples or give another number of views than they state; "
-            "make the views of a row from that row alone"
+            f"the views {type(views).__name__} mix examples or do not return `count` views per example; "
+            "compute the views of a row from that row only"
         )
 
 

@@ -14,8 +14,8 @@ from ..errors import ConfigError
 class Gaussian:
     """x^0 = x and x^j = x + eta_j with eta_j ~ N(0, sigma^2 I), j = 1..K, in pixel units of inputs in [0, 1].
 
-    Noisy inputs are never clamped: the smoothed classifier sees them as they are.
-    ``keep_original=False`` drops x^0 (K = 1 is the line marked 0 of the paper's augmentation ablation).
+    Noisy inputs are never clamped, as in the smoothed classifier.
+    ``keep_original=False`` drops x^0 (with K = 1: the line marked 0 in the paper's augmentation ablation).
     """
 
     sigma: float = 0.5

@@ -1,4 +1,4 @@
-"""The example itself."""
+"""The original example as its only view."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -19,11 +19,11 @@ class SmoothAdv:
     """x_0 = x and x_j = x' + eta_j: x' = argmax over the L2 ball around x of -log( 1/K sum_j F(x' + eta_j)_y ).
 
     Projected gradient ascent with the K noises held fixed: each of `steps` steps moves by 2 radius / steps along the
-    normalised gradient (along eta_1 where that is 0: a random direction that the same noise gives again), then back into
-    [0, 1] and into the ball. The radius grows linearly over the first `warmup` epochs (`at`).
+    normalized gradient (along eta_1 if that is 0: a random direction that is reproducible from the noise), then projects
+    back into [0, 1] and into the ball. The radius grows linearly over the first `warmup` epochs (`at`).
 
-    Loss and step are written for one example and mapped over the batch. Only a model that provably treats rows alone sees
-    all of them at once. A function of (model, x, y, noise): the same arguments give the same views.
+    Loss and step are written for one example and mapped over the batch. The model gets all rows at once only if it provably
+    processes each row independently. A pure function of (model, x, y, noise).
     """
 
     sigma: float = 0.5
@@ -52,7 +52,7 @@ class SmoothAdv:
         return self.copies + int(self.keep_original)
 
     def at(self, epoch: float) -> "SmoothAdv":
-        """The views of that moment of the training: the radius is ramped up, a function of public numbers only."""
+        """Return the views at `epoch`: the radius is ramped up, a function of public numbers only."""
         return replace(self, strength=min(1.0, epoch / self.warmup) if self.warmup > 0 else 1.0)
 
     def __call__(self, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
@@ -67,29 +67,29 @@ class SmoothAdv:
         noisy = moved.unsqueeze(1) + eta
         return torch.cat([x.unsqueeze(1), noisy], dim=1) if self.keep_original else noisy
 
-    def _move(self, x: Tensor, moved: Tensor, gradient: Tensor, instead: Tensor) -> Tensor:
-        """One step of one example along its gradient (`instead` where that is 0)."""
+    def _move(self, x: Tensor, moved: Tensor, gradient: Tensor, fallback: Tensor) -> Tensor:
+        """Move one example one step along its gradient (along `fallback` if that is 0)."""
         radius = self.radius * self.strength
-        along = torch.where((gradient == 0).all(), instead, gradient)
+        along = torch.where((gradient == 0).all(), fallback, gradient)
         return step_in_l2_ball(x, moved, along, radius, 2 * radius / self.steps)
 
 
 def step_in_l2_ball(x: Tensor, moved: Tensor, along: Tensor, radius: float, step: float) -> Tensor:
-    """One example moves by `step` along a direction of any length, then into [0, 1] and into the L2 ball around x."""
+    """Move one example by `step` along a direction of any length, then project into [0, 1] and into the L2 ball around x."""
     moved = torch.clamp(moved + step * along / _length(along), 0.0, 1.0)
     offset = moved - x
     return x + offset * torch.clamp(radius / _length(offset), max=1.0)
 
 
 def loss_of_one(logits: Tensor, label: Tensor) -> Tensor:
-    """-log( mean_j F(x' + eta_j)_y ) of one example, from its logits ``[K, classes]``; log K is left out."""
+    """-log( mean_j F(x' + eta_j)_y ) of one example, from its logits ``[K, classes]``, without the constant log K."""
     log_f = F.log_softmax(logits, dim=1)
     is_label = torch.arange(logits.shape[1], device=logits.device) == label
     return -torch.logsumexp(torch.where(is_label, log_f, 0.0).sum(dim=1), dim=0)
 
 
 def uphill(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
-    """The gradient of each example's own loss for its own input. The model treats every row alone, so their sum will do."""
+    """Return each example's loss gradient for its input. The model does not mix rows, so the gradient of the sum suffices."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         logits = model((x.unsqueeze(1) + eta).flatten(0, 1)).unflatten(0, eta.shape[:2])
@@ -98,7 +98,7 @@ def uphill(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
 
 
 def uphill_of_each(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> Tensor:
-    """`uphill` for a model that might mix rows: it runs on the copies of one example, mapped over the examples."""
+    """Like `uphill`, for a model that might mix rows: it runs on the copies of one example, mapped over the examples."""
 
     def loss(x: Tensor, label: Tensor, eta: Tensor) -> Tensor:
         return loss_of_one(model(x + eta), label)
@@ -108,7 +108,7 @@ def uphill_of_each(model: nn.Module, x: Tensor, labels: Tensor, eta: Tensor) -> 
 
 
 def _length(vector: Tensor) -> Tensor:
-    """The L2 norm, never 0: to be divided by. Scaled by the largest entry, so that tiny gradients keep their direction."""
+    """Return the L2 norm, never 0, as a divisor. Scaled by the largest entry, so that tiny gradients keep their direction."""
     smallest = torch.finfo(vector.dtype).tiny
     largest = vector.abs().amax().clamp(min=smallest)
     length: Tensor = torch.linalg.vector_norm(vector / largest) * largest + smallest
