@@ -46,3 +46,13 @@ def test_two_audits_at_once_are_refused(capsys):
 def test_a_method_that_promises_nothing_is_refused(capsys):
     assert call("audit", "regular", "--one-run") == 2
     assert "does not clip" in capsys.readouterr().err
+
+
+def test_the_step_of_a_custom_model_is_audited(capsys):
+    tiny = "tests.runs.own_models:tiny"
+    assert call("audit", "dpsgd", "--model", tiny, "--draws", "200", "--seed", "0") == 0
+    assert "holds" in capsys.readouterr().out
+    assert call("audit", "dpsgd", "--model", tiny, "--one-run") == 2
+    assert "leave out --runs and --one-run" in capsys.readouterr().err
+    assert call("audit", "dpsgd", "--model", "tests.runs.own_models:mixing", "--draws", "200") == 2
+    assert "mix" in capsys.readouterr().err

@@ -50,3 +50,18 @@ def not_a_module(input_shape, classes):
 
 
 not_callable = 3
+
+
+def tiny(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(input_shape).numel(), 6), nn.Tanh(), nn.Linear(6, classes))
+
+
+class Mixing(nn.Sequential):
+    """Divides by the largest pixel of the batch."""
+
+    def forward(self, x):
+        return super().forward(x / x.amax())
+
+
+def mixing(input_shape, classes):
+    return Mixing(*tiny(input_shape, classes))

@@ -6,9 +6,11 @@ import typer
 
 from ..errors import AuditError, ConfigError
 from ..rounding import ceil_text, floor_text
+from . import _options as o
 
 if TYPE_CHECKING:
     from ..methods import Method
+    from ..models.factory import Factory
     from ..training.audit import OneStepAudit, TrainingAudit, Trainings
 
 
@@ -33,6 +35,14 @@ def audit(
     ] = None,
     delta: Annotated[float, typer.Option(help="Privacy budget delta.")] = 1e-5,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise added to the images.")] = 0.25,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="Audit the step of a custom model, built for 1 x 4 x 4 images and 5 classes (not with --runs, --one-run).",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed that makes the audit reproducible.", show_default=False)] = None,
 ) -> None:
     """Audit the training: measure an empirical lower bound on epsilon for each method.
@@ -59,6 +69,9 @@ def audit(
 
     if one_run and runs is not None:
         raise ConfigError("--runs and --one-run are two different audits; give one of them")
+    if model is not None and (one_run or runs is not None):
+        raise ConfigError("--model audits one step; leave out --runs and --one-run, which train a linear model")
+    factory = o.factory_of(model)
     chosen = [
         build_method(name, sigma=sigma) for name in method or [name for name, row in METHODS.items() if row.clip != "none"]
     ]
@@ -66,7 +79,7 @@ def audit(
         require_a_promise(one)
     torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
     if runs is None and not one_run:
-        broken = _steps(chosen, draws, noise_multiplier, 0.999 if confidence is None else confidence, delta, seed)
+        broken = _steps(chosen, draws, noise_multiplier, 0.999 if confidence is None else confidence, delta, seed, factory)
         what = "step"
     else:
         wanted = [Trainings(one, epsilon, delta, steps, sampling_probability) for one in chosen]
@@ -77,7 +90,13 @@ def audit(
 
 
 def _steps(
-    chosen: "list[Method]", draws: int, noise_multiplier: float, confidence: float, delta: float, seed: int | None
+    chosen: "list[Method]",
+    draws: int,
+    noise_multiplier: float,
+    confidence: float,
+    delta: float,
+    seed: int | None,
+    factory: "Factory | None",
 ) -> list[str]:
     from ..training.audit import one_step
     from ._show import print_table, progress_bar
@@ -93,6 +112,7 @@ def _steps(
                     confidence=confidence,
                     delta=delta,
                     seed=seed,
+                    factory=factory,
                     progress=progress,
                 )
             )

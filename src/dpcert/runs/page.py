@@ -12,15 +12,15 @@ from .images import TestImages
 
 def write_page(
     runs: Sequence[Path],
-    html: Path | None,
+    html: Path,
     figures: Path | None = None,
     data: Dataset | Path | str | None = None,
     paper: Paper = no_paper,
 ) -> Path:
     """Write the report of `runs` (and their figures) and return its path; `data` provides images of custom data."""
     facts = [read_run(path) for path in runs]
-    write_report(with_images(facts, data) if html is not None else facts, html, figures, paper)
-    return html if html is not None else Path()
+    write_report(with_images(facts, data), html, figures, paper)
+    return html
 
 
 def with_images(runs: Sequence[RunFacts], data: Dataset | Path | str | None = None) -> list[RunFacts]:

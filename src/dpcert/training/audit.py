@@ -23,6 +23,8 @@ from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip, trainable
 from ..methods import Method
+from ..models.check import check_model
+from ..models.factory import Factory, build_custom
 from ..models.registry import build_model
 from ..privacy.accounting import compose, gaussian_epsilon
 from ..privacy.audit import LowerBound, guess_lower_bound, lower_bound
@@ -73,20 +75,22 @@ def one_step(
     delta: float = 1e-5,
     seed: int | None = None,
     engine: str = "auto",
+    factory: Factory | None = None,
     progress: Progress = silent,
 ) -> OneStepAudit:
     """Take `draws` real steps without the canary and `draws` with it, and bound epsilon from below.
 
     `seed` makes the audit reproducible; the step itself draws its noise from a key, as always.
-    False alarms: `1 - confidence` for a step that meets its guarantee exactly.
+    False alarms: `1 - confidence` for a step that meets its guarantee exactly. The model is a linear one, or what `factory`
+    makes for images of 1 x 4 x 4 and five classes.
     """
     integer_in("draws", draws, 100, 10**8, remedy="10000 is typical")
     finite_in("noise multiplier", noise_multiplier, 1e-3, 1e3, remedy="about 1 is typical")
     finite_in("clip norm", clip_norm, 0.0, 1e6, open_low=True)
     require_a_promise(method)
     key = secret_key() if seed is None else key_from_seed(seed, "audit")
-    with_canary = _Game(method, clip_norm, noise_multiplier, engine, _child(key, 0), draws, canary=True)
-    without = _Game(method, clip_norm, noise_multiplier, engine, _child(key, 1), draws, canary=False)
+    with_canary = _Game(method, clip_norm, noise_multiplier, engine, _child(key, 0), draws, canary=True, factory=factory)
+    without = _Game(method, clip_norm, noise_multiplier, engine, _child(key, 1), draws, canary=False, factory=factory)
     direction, threshold = _adversary(without, with_canary, draws)
     scores: list[np.ndarray] = []
     for place, game in enumerate((without, with_canary)):
@@ -109,10 +113,24 @@ class _Game:
     """The real step on a tiny data set, with or without the canary; every step starts from the same weights."""
 
     def __init__(
-        self, method: Method, clip_norm: float, noise: float, engine: str, key: bytes, draws: int, *, canary: bool
+        self,
+        method: Method,
+        clip_norm: float,
+        noise: float,
+        engine: str,
+        key: bytes,
+        draws: int,
+        *,
+        canary: bool,
+        factory: Factory | None = None,
     ) -> None:
         images, labels = records(canary)
-        model = build_model("linear", input_shape=(1, SIDE, SIDE), classes=CLASSES, seed=0)
+        shape = (1, SIDE, SIDE)
+        if factory is None:
+            model = build_model("linear", input_shape=shape, classes=CLASSES, seed=0)
+        else:
+            model = build_custom(factory, shape, CLASSES, seed=0)
+            check_model(model, shape, CLASSES)
         plan = Plan(
             dataset_size=OTHERS + 1,
             size_given=True,
