@@ -227,3 +227,51 @@ def test_the_probe_is_of_the_trained_weights(trained):
         run.model.head.bias.add_(1.0)
     with pytest.raises(RunError, match="computes other logits"):
         identity.require_same_model(run.model, run.input_shape, run._facts, "it")
+
+
+def test_a_diverged_model_is_written_and_opened(tmp_path):
+    """Its logits are NaN. The budget is spent: the model file must be written whatever it holds."""
+    data = dpcert.Dataset(**arrays(3), size=120, classes=5)
+    keys = {"epochs": 2, "batch_size": 40, "learning_rate": 1e6, "clip_norm": 1e6, "out": tmp_path / "run"}
+    dpcert.train(Overflowing((3, 16, 16), 5), data, "dpsgd", **keys)
+    run = dpcert.open_run(tmp_path / "run", model=Overflowing, data=data)
+    assert "nan" in run._facts["model_logits"]
+    with pytest.raises(RunError, match="computes other logits"):
+        dpcert.open_run(tmp_path / "run", model=own_models.Residual, data=data)
+
+
+class Overflowing(own_models.Residual):
+    """Takes any weights, and answers NaN as soon as they have moved."""
+
+    def forward(self, x):
+        return super().forward(x) * torch.where(self.head.bias.abs().max() > 10.0, float("nan"), 1.0)
+
+
+def test_opening_leaves_the_modes_of_the_layers_alone(tmp_path):
+    class Frozen(torch.nn.Sequential):
+        def __init__(self, shape, classes):
+            super().__init__(torch.nn.BatchNorm2d(3).eval(), torch.nn.Flatten(), torch.nn.Linear(3 * 256, classes))
+
+    data = dpcert.Dataset(**arrays(4), size=120, classes=5)
+    model = Frozen((3, 16, 16), 5)
+    dpcert.train(model, data, "dpsgd", epochs=1, batch_size=40, out=tmp_path / "run")
+    assert model.training and not model[0].training
+    opened = dpcert.open_run(tmp_path / "run", model=Frozen((3, 16, 16), 5)).model
+    assert opened.training and not opened[0].training
+
+
+def test_another_built_in_model_than_the_runs_is_refused(capsys, tmp_path):
+    run = ROOT / "results" / "mnist-dp-gaussian"
+    np.save(tmp_path / "image.npy", np.zeros((28, 28), dtype=np.float32))
+    for command in (("predict", run, tmp_path / "image.npy"), ("attack", run)):
+        assert call(*command, "--model", "linear") == 2
+        assert "was trained with 'cnn'; leave --model out" in capsys.readouterr().err
+
+
+def test_a_factory_that_imports_from_the_current_folder_when_it_is_called(tmp_path, monkeypatch):
+    (tmp_path / "late_layers.py").write_text("from torch import nn\n\ndef head(n):\n    return nn.Linear(4, n)\n")
+    text = "def factory(shape, classes):\n    from late_layers import head\n    return head(classes)\n"
+    (tmp_path / "late_model.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert import_factory("late_model:factory")((1, 2, 2), 3).out_features == 3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from ..models.factory import Factory
@@ -108,6 +108,16 @@ def factory_of(model: str | None) -> "Factory | None":
     return import_factory(model) if model is not None and is_factory_name(model) else None
 
 
+def factory_for(run: Path, model: str | None) -> "Factory | None":
+    """The factory behind ``--model`` for a finished run, which keeps the built-in model it was trained with."""
+    from ..runs.resolve import read_config
+
+    factory = factory_of(model)
+    if model is not None and factory is None and (trained := read_config(run).model.name) != model:
+        raise ModelError(f"--model is {model!r}, {run} was trained with {trained!r}; leave --model out")
+    return factory
+
+
 @contextlib.contextmanager
 def opened(run: Path, model: str | None, data: Path | None, device: str | None) -> "Iterator[OpenRun]":
     """Open a finished run, with a progress bar if its data must be downloaded."""
@@ -115,7 +125,7 @@ def opened(run: Path, model: str | None, data: Path | None, device: str | None) 
     from ._show import progress_bar
 
     with progress_bar("data", "bytes") as fetching:
-        yield open_run(run, factory_of(model), data, device=device or "cpu", data_progress=fetching)
+        yield open_run(run, factory_for(run, model), data, device=device or "cpu", data_progress=fetching)
 
 
 def assignments(

@@ -40,7 +40,7 @@ def predict(
             n=n,
             alpha=alpha,
             device=device or "cpu",
-            model=o.factory_of(model),
+            model=o.factory_for(run, model),
             data=data,
             progress=progress,
         )

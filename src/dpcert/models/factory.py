@@ -43,6 +43,8 @@ def import_factory(name: str) -> Factory:
         raise ModelError(f"--model {name}: the import failed: {_in_one_line(error)}; fix the module") from error
     finally:
         sys.path.remove(here)
+    if here not in sys.path:
+        sys.path.append(here)  # what the factory itself imports when it is called
     if not callable(target):
         raise ModelError(f"--model {name} is a {type(target).__name__}, must be a function of (input_shape, classes)")
     return target  # type: ignore[no-any-return]

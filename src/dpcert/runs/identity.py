@@ -4,13 +4,16 @@ Names and shapes of tensors cannot distinguish a ReLU from a tanh, so the header
 module and its logits for one fixed image. All of it is computed from the released weights.
 """
 
+import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from ..certification.votes import device_of, evaluating
 from ..data.dataset import Dataset
 from ..data.images import chunks
 from ..errors import DataError, RunError
@@ -30,25 +33,24 @@ def images_sha256(x: Tensor, y: Tensor) -> str:
 
 
 def facts_of(model: nn.Module, data: Dataset) -> dict[str, str]:
-    """The facts about the module and the test images for the header of a model file."""
-    logits = [float(f"{value:.{_DIGITS}g}") for value in _logits(model, data.input_shape)]
-    return {
-        _CLASS: f"{type(model).__module__}.{type(model).__qualname__}",
-        _LOGITS: canonical_json(logits),
-        _IMAGES: images_sha256(data.x_test, data.y_test),
-    }
+    """The facts about the module and the test images for the header of a model file.
+
+    Called when the budget is spent, so it never raises: a model that cannot answer once more has no logits on record.
+    """
+    facts = {_CLASS: _class_of(model), _IMAGES: images_sha256(data.x_test, data.y_test)}
+    with contextlib.suppress(Exception):
+        facts[_LOGITS] = canonical_json([f"{value:.{_DIGITS}g}" for value in _logits(model, data.input_shape)])
+    return facts
 
 
 def require_same_model(model: nn.Module, input_shape: tuple[int, ...], facts: Mapping[str, str], place: str) -> None:
     """Raise unless `model`, loaded with the weights of a run, computes the same logits as the model of that run."""
     if _LOGITS not in facts:
         return  # runs of older versions do not record logits
-    expected = torch.tensor(json.loads(facts[_LOGITS]), dtype=torch.float64)
-    actual = torch.tensor(_logits(model, input_shape), dtype=torch.float64)
-    scale = max(1.0, float(expected.abs().max()))
-    if actual.shape == expected.shape and bool((actual - expected).abs().max() <= _TOLERANCE * scale):
+    expected = [float(text) for text in json.loads(facts[_LOGITS])]
+    if _alike(_logits(model, input_shape), expected):
         return
-    given = f"{type(model).__module__}.{type(model).__qualname__}"
+    given = _class_of(model)
     raise RunError(
         f"{place} was trained with another model ({facts.get(_CLASS)}): {given} accepts its weights but computes other logits; "
         "pass the model it was trained with"
@@ -61,15 +63,21 @@ def require_same_test_images(data: Dataset, facts: Mapping[str, str], place: str
         raise DataError(f"the test images are not those of {place} (their SHA-256 differs); pass the data it was trained with")
 
 
+def _class_of(model: nn.Module) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _alike(actual: list[float], expected: list[float]) -> bool:
+    """Whether two lists of logits differ by rounding only; a diverged model has NaN in both."""
+    scale = max([1.0, *(abs(value) for value in expected if math.isfinite(value))])
+    pairs = zip(actual, expected, strict=False)
+    near = (a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= _TOLERANCE * scale for a, b in pairs)
+    return len(actual) == len(expected) and all(near)
+
+
 def _logits(model: nn.Module, input_shape: tuple[int, ...]) -> list[float]:
     """The logits of one fixed image: a pattern with edges and without symmetries that could hide a layer."""
-    parameter = next(model.parameters())
     size = torch.Size(input_shape).numel()
     image = ((torch.arange(size) * 7919) % 256).float().div(255.0).reshape(1, *input_shape)
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            logits: Tensor = model.eval()(image.to(parameter.device))
-    finally:
-        model.train(was_training)
-    return [float(value) for value in logits.flatten().double().cpu()]
+    with evaluating(model) as copy:  # the modes of the user's own layers stay as they are
+        return [float(value) for value in copy(image.to(device_of(copy))).flatten().double().cpu()]
