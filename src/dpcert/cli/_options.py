@@ -17,7 +17,7 @@ Source = Annotated[
     str | None,
     typer.Argument(
         metavar="PRESET|FILE.toml",
-        help="Name of a preset (see dpcert presets) or path of a config file.",
+        help="Name of a preset (see dpcert presets) or path of a config file, e.g. the config.toml of another run.",
         show_default="mnist/dp-gaussian",
     ),
 ]
@@ -28,7 +28,7 @@ Sigma = Annotated[
     float | None,
     typer.Option(
         help="Standard deviation of the Gaussian noise added to the images (pixels are in [0, 1]), in training and in "
-        "certification. Methods without noisy copies use it in certification only.",
+        "certification. Methods that train without noise, e.g. dpsgd, use it in certification only.",
         show_default="from the preset",
     ),
 ]
@@ -37,14 +37,16 @@ Epsilon = Annotated[
 ]
 Delta = Annotated[
     float | None,
-    typer.Option(help="Privacy budget delta; choose it well below 1 / (training images).", show_default="from the preset"),
+    typer.Option(
+        help="Privacy budget delta; choose it well below 1 / (number of training images).", show_default="from the preset"
+    ),
 ]
 Seed = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=2**63 - 1,
-        help="Seed of the initial weights and of the certification noise. The DP noise stays secret.",
+        help="Seed of the initial weights and of the certification noise. It does not affect the privacy noise.",
         show_default="random",
     ),
 ]
@@ -54,7 +56,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:FACTORY",
-        help="Custom model: FACTORY(input_shape, classes) returns an nn.Module. Or the name of a packaged model, e.g. cnn.",
+        help="Custom model: FACTORY(input_shape, classes) returns an nn.Module. Or the name of a built-in model, e.g. cnn. "
+        "A finished run with a custom model needs it again.",
         show_default=False,
     ),
 ]
@@ -62,7 +65,8 @@ Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.npz|DIR",
-        help="Custom data: arrays x_train, y_train, x_test, y_test, or images train/CLASS/*.png and test/CLASS/*.png.",
+        help="Custom data: arrays x_train, y_train, x_test, y_test, or images train/CLASS/*.png and test/CLASS/*.png. "
+        "A finished run remembers the path: pass it again only if the data has moved.",
         show_default=False,
     ),
 ]
@@ -79,7 +83,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
-        help="Override any config key, e.g. --set train.epochs=1. Repeatable.",
+        help="Override a config key, e.g. --set train.epochs=1. Repeatable. The config.toml of a run shows the keys.",
         show_default=False,
     ),
 ]
@@ -102,7 +106,7 @@ def examples_of(text: str | None) -> int | str | None:
 
 
 def factory_of(model: str | None) -> "Factory | None":
-    """The factory behind ``--model``; None if it was not given or names a packaged model."""
+    """The factory behind ``--model``; None if it was not given or names a built-in model."""
     from ..models.factory import import_factory, is_factory_name
 
     return import_factory(model) if model is not None and is_factory_name(model) else None

@@ -13,7 +13,7 @@ def account(
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget epsilon.", show_default=False)] = None,
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(help="Standard deviation of the gradient noise, divided by the sensitivity (rho).", show_default=False),
+        typer.Option(help="Standard deviation of the gradient noise, divided by the clip norm.", show_default=False),
     ] = None,
     delta: Annotated[float, typer.Option(help="Privacy budget delta; choose it well below 1 / N.")] = 1e-5,
     size: Annotated[int, typer.Option(min=1, help="Number of training records (N); treated as public.")] = 60_000,
@@ -23,7 +23,7 @@ def account(
     epochs: Annotated[float, typer.Option(help="Number of epochs; the number of steps is floor(epochs * N / B).")] = 40.0,
     steps: Annotated[int | None, typer.Option(min=0, help="Number of steps, instead of --epochs.", show_default=False)] = None,
 ) -> None:
-    """Compute the noise for a privacy budget, or the budget for a noise. Needs no data.
+    """Compute the noise that a privacy budget needs, or the budget that a noise gives. Needs no data.
 
     Pass --epsilon to get the noise multiplier, --noise-multiplier to get epsilon, or both to get the number of steps.
 

@@ -11,9 +11,13 @@ def analyze(
     run: o.RunPath,
     examples: Annotated[
         str | None,
-        typer.Option(metavar="N|all", help="Number of certified images to measure, evenly spaced.", show_default="all"),
+        typer.Option(
+            metavar="N|all", help="Number of certified images to measure, evenly spaced over them.", show_default="all"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random starting points.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random starting points of the measurements.")
+    ] = 0,
     layer: Annotated[
         str | None,
         typer.Option(help="Name of the layer whose features are measured.", show_default="the input of the last linear layer"),
@@ -25,7 +29,7 @@ def analyze(
 ) -> None:
     """Measure the input-gradient norm, input-Hessian norm and local Lipschitz constant at each certified image.
 
-    Prints how each of them correlates with the certified radius. Needs certificates: run dpcert certify first.
+    Prints how each of them correlates with the certified radius. Run dpcert certify first.
 
     Example:  dpcert analyze runs/mnist-dp-gaussian
     """

@@ -16,13 +16,17 @@ def attack(
         str | None,
         typer.Option(
             metavar="S,S,...",
-            help="Sizes of the attack: largest change of the image, in the norm of the attack.",
+            help="Strengths to try: the largest allowed change of the image, in the norm of the attack (pixels in [0, 1]).",
             show_default="a list for each attack",
         ),
     ] = None,
-    smoothed: Annotated[bool, typer.Option("--smoothed", help="Attack the smoothed classifier, not the base model.")] = False,
-    sigma: Annotated[float | None, typer.Option(help="Smoothing noise (with --smoothed).", show_default="from the run")] = None,
-    n: Annotated[int, typer.Option(help="Votes that decide the smoothed class (with --smoothed).")] = 1000,
+    smoothed: Annotated[
+        bool, typer.Option("--smoothed", help="Attack the smoothed model (a vote over noisy copies), not the base model.")
+    ] = False,
+    sigma: Annotated[
+        float | None, typer.Option(help="Standard deviation of its noise (--smoothed).", show_default="from the run")
+    ] = None,
+    n: Annotated[int, typer.Option(help="Votes that decide the class (--smoothed).")] = 1000,
     examples: Annotated[
         str | None,
         typer.Option(
@@ -39,12 +43,12 @@ def attack(
     data: o.Data = None,
     device: o.Device = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Replace stored rows that used other steps, starts or examples.")
+        bool, typer.Option("--again", help="Replace stored results that used other steps, starts or examples.")
     ] = False,
 ) -> None:
-    """Measure the accuracy under attack.
+    """Attack test images and measure the accuracy that remains.
 
-    The result is an upper bound on the robust accuracy. Certificates give a lower bound.
+    A stronger attack may lower it further, so it is an upper bound on the robust accuracy. Certificates give a lower bound.
 
     Example:  dpcert attack runs/mnist-dp-gaussian --attack pgd-l2 --smoothed
     """

@@ -21,8 +21,10 @@ def audit(
         typer.Option(min=10, help="Audit whole trainings: this many with a canary and as many without.", show_default=False),
     ] = None,
     one_run: Annotated[bool, typer.Option("--one-run", help="Audit a single training with many canaries.")] = False,
-    draws: Annotated[int, typer.Option(min=100, help="Number of steps with the canary, and as many without.")] = 10_000,
-    noise_multiplier: Annotated[float, typer.Option(help="Noise multiplier (rho) of the audited step.")] = 1.0,
+    draws: Annotated[
+        int, typer.Option(min=100, help="Number of steps with the canary, and as many without (default audit).")
+    ] = 10_000,
+    noise_multiplier: Annotated[float, typer.Option(help="Noise multiplier (rho in the output) of the audited step.")] = 1.0,
     canaries: Annotated[int, typer.Option(min=10, help="Number of canaries (--one-run).")] = 2000,
     epsilon: Annotated[float, typer.Option(help="Privacy budget of the audited trainings (--runs, --one-run).")] = 4.0,
     steps: Annotated[int, typer.Option(min=1, help="Number of steps of the audited trainings.")] = 4,
@@ -47,15 +49,19 @@ def audit(
 ) -> None:
     """Audit the training: measure an empirical lower bound on epsilon for each method.
 
-    The audit trains a tiny model with and without a canary record. It measures how well a white-box attacker tells them apart.
+    The audit trains a tiny model with and without one extra record, the canary.
 
-    Default: one training step (q = 1), repeated many times. Takes about 40 s per method on one core.
+    It measures how well an attacker with full access to the training (white-box) tells the two apart.
+
+    Default: one training step on all records (q = 1), repeated many times. Takes about 40 s per method on one core.
 
     --runs N: whole trainings. Takes about 30 s per method for N = 500.
 
     --one-run: a single training with many canaries. Takes about a second per method.
 
-    A bound above the promised epsilon refutes the promise. A bound near 0 shows nothing. No bound exceeds the printed ceiling.
+    A bound above the promised epsilon refutes the promise. A bound near 0 shows nothing.
+
+    The printed ceiling is the largest bound that the audit could show.
 
     Example:  dpcert audit dp-gaussian dp-stability --draws 10000
 

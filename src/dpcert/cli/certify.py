@@ -28,29 +28,33 @@ def certify(
     radius: Annotated[
         float | None,
         typer.Option(
-            help="Only decide whether each image is robust at this L2 radius; needs far fewer votes.", show_default=False
+            help="Only decide whether each image is robust at this L2 radius. Needs far fewer votes.", show_default=False
         ),
     ] = None,
     fresh_noise: Annotated[
-        bool, typer.Option("--fresh-noise", help="Draw separate noise for each image instead of sharing it.")
+        bool, typer.Option("--fresh-noise", help="Draw new noise for each image. Slower; by default all images share it.")
     ] = False,
     skip_misclassified: Annotated[
-        bool, typer.Option("--skip-misclassified", help="Compute no radius for images whose class is wrong.")
+        bool, typer.Option("--skip-misclassified", help="Compute no radius for images that the model misclassifies.")
     ] = False,
     simultaneous: Annotated[
         bool,
-        typer.Option("--simultaneous", help="Divide alpha by the number of images, so that all certificates hold together."),
+        typer.Option(
+            "--simultaneous", help="Divide alpha by the number of images. Then alpha covers all certificates at once."
+        ),
     ] = False,
-    split: Annotated[Literal["test", "validation"], typer.Option(help="Images to certify.")] = "test",
+    split: Annotated[
+        Literal["test", "validation"], typer.Option(help="Images to certify; validation needs a run with data.validation.")
+    ] = "test",
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
 ) -> None:
     """Compute certified L2 radii for test images.
 
-    Within its radius, no change of the image changes the class that the smoothed model answers.
+    The smoothed model votes over noisy copies of an image. No change of the image within the radius changes its class.
 
-    Rerun the same command to resume. A larger --examples adds images to the stored ones; a smaller one changes nothing.
+    Rerun the same command to resume. A larger --examples adds images; a smaller one changes nothing.
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """

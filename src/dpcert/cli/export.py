@@ -12,7 +12,7 @@ def export(
     run: o.RunPath,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Bundle to write, e.g. model.zip.", show_default=False)],
 ) -> None:
-    """Write a bundle to share: weights, privacy statement, config, ledger, metrics, certificates and report; nothing secret.
+    """Write a bundle to share: weights, certificates, report and the evidence that dpcert verify checks; nothing secret.
 
     Verifies the run first, like dpcert verify. The same run always gives the same bytes. Never overwrites an existing FILE.
 

@@ -7,7 +7,11 @@ if TYPE_CHECKING:
 
 
 def methods() -> None:
-    """List the training methods: their parts, their cost per step relative to DPSGD (K = 2), their place in the paper.
+    """List the training methods, their parts and their cost.
+
+    Views are the noisy or adversarial copies of an image. The clip bounds the influence of one image on a step.
+
+    Cost is the time of a training step relative to dpsgd, with two copies of each image (K = 2).
 
     docs/methods.md explains when to use which.
 

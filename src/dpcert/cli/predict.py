@@ -12,7 +12,11 @@ def predict(
     run: o.RunPath,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE.npy|FILE.png ...", help="Images with values in [0, 1], or 8-bit.", show_default=False),
+        typer.Argument(
+            metavar="FILE.npy|FILE.png ...",
+            help="Images of the size used in training: 8-bit, or floats in [0, 1].",
+            show_default=False,
+        ),
     ],
     sigma: Annotated[
         float | None, typer.Option(help="Standard deviation of the smoothing noise.", show_default="from the run")
@@ -25,7 +29,9 @@ def predict(
 ) -> None:
     """Predict the class and certified L2 radius of your images, or "abstain".
 
-    Every call draws fresh noise.
+    The class is a vote over noisy copies of the image; "abstain" means that the vote is too close.
+
+    Every call draws new noise, so the radius varies slightly between calls.
 
     Example:  dpcert predict runs/mnist-dp-gaussian digit.png
     """

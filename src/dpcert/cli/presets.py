@@ -4,7 +4,7 @@ import typer
 
 
 def presets() -> None:
-    """List the presets by data set and method.
+    """List the presets: settings of the paper for a data set and a method.
 
     sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 

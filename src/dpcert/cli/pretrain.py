@@ -13,7 +13,8 @@ def pretrain(
     data: Annotated[
         Path,
         typer.Option(
-            metavar="PUBLIC.npz|DIR", help="Public images: arrays x (uint8), y and, optionally, source; or folders CLASS/*.png."
+            metavar="PUBLIC.npz|DIR",
+            help="Public images: arrays x (uint8) and y (labels), optionally source; or folders CLASS/*.png.",
         ),
     ],
     out: Annotated[
@@ -23,7 +24,7 @@ def pretrain(
     epochs: Annotated[int, typer.Option(help="Passes over the public images.")] = 24,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 256,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.4,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the order and the noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the order of the images and the noise.")] = 0,
     describe: Annotated[
         str, typer.Option(help="Description of the images for the model card.", show_default="the file's name")
     ] = "",

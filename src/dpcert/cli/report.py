@@ -21,7 +21,7 @@ def report(
     ] = None,
     data: o.Data = None,
 ) -> None:
-    """Print a table of one or more runs; with --html, also write one page about them.
+    """Print a table of one or more runs; with --html, also write an HTML page about them.
 
     Reads stored results only and runs no model.
 

@@ -19,12 +19,14 @@ def reproduce(
         list[str] | None, typer.Option(metavar="mnist|fashion-mnist", help="Data set to use. Repeatable.", show_default="both")
     ] = None,
     examples: Annotated[int, typer.Option(help="Number of test images to certify, measure and attack in each run.")] = 1000,
-    results: Annotated[Path, typer.Option(help="Folder of the run directories.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="Folder with the run directories.")] = RESULTS,
     jobs: Annotated[int, typer.Option(help="Number of processes to run in parallel.")] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what is missing and show what is done; run nothing.")
+        bool, typer.Option("--dry-run", help="List what would run, and show the stored results; run nothing.")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Only show what is done; the rest is 'not run'.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Only show the stored results. What is missing appears as 'not run'.")
+    ] = False,
     figures: Annotated[
         Path | None, typer.Option(help="Also write figures (SVG, PNG) to this folder.", show_default=False)
     ] = None,
@@ -32,7 +34,7 @@ def reproduce(
 ) -> None:
     """Rebuild tables and figures of the paper and compare our results with the paper's.
 
-    Trains and measures what is missing and skips what is done. Without a target, lists all targets.
+    Without a target, lists all targets with the time they need. With a target, trains and measures what is missing.
 
     Example:  dpcert reproduce table1 --dataset mnist --jobs 2
     """

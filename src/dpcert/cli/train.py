@@ -27,14 +27,14 @@ def train(
         str | None,
         typer.Option(
             metavar="N|all",
-            help="Number of test images for dpcert run to certify; training only records it.",
+            help="Not used in training. Stored in the config: the number of test images that dpcert run certifies.",
             show_default="500, or all if fewer",
         ),
     ] = None,
     device: o.Device = None,
     set_: o.Set = None,
 ) -> None:
-    """Train a model with differential privacy.
+    """Train a model with differential privacy and print its privacy statement.
 
     Rerun the same command to resume an interrupted training. Rerunning a finished one changes nothing.
 

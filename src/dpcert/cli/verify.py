@@ -14,7 +14,9 @@ def verify(
 ) -> None:
     """Verify a run from its public files: check ledger and hashes, recompute epsilon, every radius and every figure.
 
-    Needs no secret and no data. Prints each check as ok, FAILED or not checked, with the reason. Exits with 2 if one failed.
+    The ledger lists every noisy training step; epsilon follows from it. Needs no secret and no images.
+
+    Prints each check as ok, FAILED or not checked, with the reason. Exits with code 2 if a check failed.
 
     Example:  dpcert verify runs/mnist-dp-gaussian
     """
