@@ -38,7 +38,7 @@ wheel: $(STAMP)  ## the package as a wheel, in dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/dpcert-*.whl
 
-test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
+test: $(STAMP)   ## the test suite (about 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) tests
 
 test-random: $(STAMP) ## the test suite in three random orders (SEEDS="4 5" for others): no test may depend on another
