@@ -97,5 +97,5 @@ def test_wrong_requests_are_refused():
     ):
         with pytest.raises(ValueError):
             wrong()
-    with pytest.raises(DataError, match="needs the labels"):
+    with pytest.raises(DataError, match="needs labels"):
         smooth.certify(X, skip_misclassified=True)

@@ -163,12 +163,12 @@ def test_a_table_of_any_width_keeps_every_word(columns, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("run", "Test images to certify"),
-        ("train", "training certifies nothing"),
-        ("certify", "Test images to certify"),
-        ("attack", "Test images to attack"),
-        ("analyze", "Certified images to measure"),
-        ("reproduce", "Test images to certify, measure and attack"),
+        ("run", "test images to certify"),
+        ("train", "Not used in training"),
+        ("certify", "test images to certify"),
+        ("attack", "test images to attack"),
+        ("analyze", "certified images to measure"),
+        ("reproduce", "test images to certify, measure and attack"),
     ],
 )
 def test_help_says_what_examples_means_here(command, words, monkeypatch, capsys):

@@ -57,7 +57,7 @@ def test_the_page_names_the_request_that_was_given(tmp_path, capsys):
     results = ["--results", str(tmp_path / "results")]
     assert call("figure-radii", "table1", "--dataset", "mnist", "--show", *results, "--markdown", str(page)) == 0
     command = f"dpcert reproduce figure-radii table1 --dataset mnist --show {' '.join(results)} --markdown {page}"
-    assert f"by `{command}`;" in page.read_text()
+    assert f"by `{command}`." in page.read_text()
 
 
 def test_our_own_results_can_be_shown(capsys, monkeypatch):

@@ -175,7 +175,7 @@ def test_the_committed_list_is_what_it_says():
         ({"x": np.zeros((120, 3, 16, 16), np.float32)}, "must be uint8"),
         ({"y": np.zeros(119, np.int64)}, "y must have an integer for each of the 120 images"),
         ({"y": np.full(120, -1)}, "y has values -1 to -1"),
-        ({"source": np.zeros(120, np.float32)}, "source must be a whole number"),
+        ({"source": np.zeros(120, np.float32)}, "source must have an integer"),
         ({"y": None}, "has no array 'y'"),
     ],
 )

@@ -82,5 +82,5 @@ def test_a_ledger_that_cannot_be_accounted_for_costs_no_time_and_no_page(without
     began = time.perf_counter()
     found = membership_of(facts)
     assert time.perf_counter() - began < 5 and found.trade_off is None
-    assert "is not shown" in found.sentence and "1000 settings" in found.sentence
+    assert "is not shown" in found.sentence and "1000 noise settings" in found.sentence
     assert "is not shown" in render([facts])

@@ -29,4 +29,5 @@ def presets() -> None:
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
     typer.echo("A preset is DATASET/METHOD: dpcert run fashion-mnist/psac")
-    typer.echo(f"Cells: optimizer, learning rate/batch size/epochs. K: noisy copies per image. delta: {deltas}.")
+    typer.echo("Cells: optimizer, learning rate/batch size/epochs.")
+    typer.echo(f"K: noisy copies per image. delta: {deltas}.")
