@@ -76,6 +76,17 @@ def test_calls_from_several_threads_do_not_disturb_each_other():
     assert all(same(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_no_call_runs_the_split_model_of_another_one(monkeypatch):
+    """Running it replaces a method of its first layer: a shared one would give a thread the features of another."""
+    used, real = [], votes.draw_bank
+    monkeypatch.setattr(votes, "draw_bank", lambda made, *words: used.append(made) or real(made, *words))
+    smooth = dpcert.SmoothedClassifier(model(), 0.5)
+    for _ in range(2):
+        smooth.certify(X, n=50)
+    kept = smooth._voter._prepared[tuple(X.shape[1:])].cut
+    assert used[0] is not used[1] and kept not in used
+
+
 def test_predictions_and_decisions_are_typed():
     smooth = dpcert.SmoothedClassifier(model(), 0.25)
     assert smooth.predict(X, n=400).shape == (5,)

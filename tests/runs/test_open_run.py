@@ -12,6 +12,7 @@ import dpcert
 from dpcert.cli import main
 from dpcert.errors import DataError, DpcertWarning, ModelError, RunError
 from dpcert.models.factory import import_factory
+from dpcert.privacy.ledger import ASSUMED_INDEPENDENT, Ledger
 from dpcert.runs import identity
 from dpcert.runs import open as opening
 from dpcert.store.runs import RunDirectory
@@ -218,6 +219,24 @@ def test_an_opened_model_that_is_trained_further_is_charged_for_both(trained, mo
     assert again.epsilon > run.epsilon
     alone = dpcert.train(own_models.residual((3, 16, 16), 5), data, "dp-gaussian", epochs=1, batch_size=40)
     assert alone.epsilon < again.epsilon
+
+
+def test_a_module_that_was_refused_is_still_known_to_have_the_weights(trained, monkeypatch):
+    monkeypatch.setattr(provenance, "_SEEN_BY_TENSOR", {})
+    module = own_models.Impostor((3, 16, 16), 5)
+    with pytest.raises(RunError, match="computes other logits"):
+        dpcert.open_run(trained[0], model=module)
+    data = dpcert.Dataset(**arrays(5), size=120, classes=5)
+    with pytest.warns(DpcertWarning, match="already been trained on these records"):
+        dpcert.train(module, data, "dp-gaussian", epochs=1, batch_size=40)
+
+
+def test_constant_weights_of_an_opened_run_are_not_taken_for_known_ones(trained):
+    module = own_models.Residual((3, 16, 16), 5)
+    for parameter in module.parameters():
+        torch.nn.init.zeros_(parameter)
+    provenance.remember_loaded(module, Ledger.load(trained[0] / "ledger.jsonl"))
+    assert provenance.initial_facts(module, torch.rand(4, 3, 16, 16))["initial_weights"] != ASSUMED_INDEPENDENT
 
 
 def test_the_probe_is_of_the_trained_weights(trained):

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -194,7 +194,11 @@ class Voter:
         return [BankVotes(copy.deepcopy(cut), bank, self.sigma, self.batch, prepared.rest) for _ in workers]
 
     def _ready_for(self, x: Tensor) -> _Prepared:
-        """Return what was prepared for this shape; without the split if the split model differs on these inputs."""
+        """Return what was prepared for this shape; without the split if the split model differs on these inputs.
+
+        The caller gets its own copy of the split model: running it replaces a method for the time of a call, so two threads
+        must not share one.
+        """
         shape = tuple(x.shape[1:])
         with self._one_at_a_time:
             known = self._prepared.get(shape)
@@ -202,7 +206,7 @@ class Voter:
                 known = self._prepared[shape] = self._prepare(x)
             elif known.cut is not None and not cut_is_the_same(known.cut, known.whole, x, self.sigma):
                 return _Prepared(known.whole, None, None)
-            return known
+            return replace(known, cut=copy.deepcopy(known.cut))
 
     def _prepare(self, x: Tensor) -> _Prepared:
         cut = split(self.model, x, self.sigma)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from .._validate import finite_in, integer_in, one_of
 from ..models.resnet import WIDTHS
 
+PRECISIONS = ("float32", "bfloat16")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -21,6 +23,7 @@ class Settings:
     label_smoothing: float = 0.1
     ema: float = 0.999  # of the weights, per step
     held_out: int = 3000
+    precision: str = "float32"  # of the products in the forward and backward pass; weights and statistics stay float32
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -28,6 +31,7 @@ class Settings:
         integer_in("--epochs", self.epochs, 1, 100_000)
         integer_in("--batch-size", self.batch_size, 2, 1 << 20)
         finite_in("--learning-rate", self.learning_rate, 0, 1e3, open_low=True)
+        one_of("--precision", self.precision, PRECISIONS)
         integer_in("--seed", self.seed, 0, 2**63 - 1)
 
     def steps(self, images: int) -> int:

@@ -87,7 +87,9 @@ def _run(
     with stop_requests() as asked_to_stop:
         for rows in _batches(state.step, steps, len(data), settings, key):
             x = noisy_batch(data, rows, key, state.step, device)
-            loss = _loss(state.model(x), data, rows, settings)
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
+                logits = state.model(x)
+            loss = _loss(logits.float(), data, rows, settings)
             _update(state, loss, settings, settings.learning_rate_at(state.step, steps))
             state.step += 1
             if state.step % 10 == 0 or state.step == steps:

@@ -65,9 +65,9 @@ def open_run(
         shape = data_for(config, data).input_shape
     module = _module(config, model, shape, classes, directory.path)
     load_weights(module, weights, directory.model)
+    remember_loaded(module, ledger)  # before anything can fail: a user's module already has these weights
     module.to(choose_device(device))
     require_same_model(module, shape, facts, str(directory.path))
-    remember_loaded(module, ledger)
     statement = state(ledger, recorded_versions(facts))
     digest = sha256_hex(read_file(directory.model))
     return OpenRun(directory, config, module, statement, digest, shape, classes, facts, data, data_progress)

@@ -71,8 +71,8 @@ def remember_loaded(model: nn.Module, ledger: Ledger) -> None:
     """Record that `model` has the weights of a finished run on unknown records: training it further composes."""
     for module in model.modules():
         setattr(module, _ATTRIBUTE, ())  # all its weights were replaced
-    if all(digest in _SEEN_BY_TENSOR for digest in tensor_digests(model).values()):
-        return  # the same weights were trained in this process: their records are known
+    if _was_trained_here(model):
+        return  # their records are known
     private = why_not_private(ledger) is None
     earlier = tuple(ledger.earlier) if private else ()
     charged = _charged(ledger) if private else None
@@ -102,11 +102,17 @@ def tensor_digests(model: nn.Module) -> dict[str, bytes]:
     return digests
 
 
+def _was_trained_here(model: nn.Module) -> bool:
+    """Return whether all weights were trained in this process; without a digest nothing is known."""
+    digests = tensor_digests(model).values()
+    return bool(digests) and all(digest in _SEEN_BY_TENSOR for digest in digests)
+
+
 def _history(model: nn.Module) -> tuple[Seen, ...]:
     """Return every training run of these weights, without duplicates."""
     noted = [seen for module in model.modules() for seen in getattr(module, _ATTRIBUTE, ())]
     digests = tensor_digests(model).values()
-    if all(digest in _SEEN_BY_TENSOR for digest in digests):  # trained in this process: the records are known exactly
+    if _was_trained_here(model):  # the records are known exactly
         noted = [seen for seen in noted if seen.records is not None]
     by_tensor = [seen for digest in digests for seen in _SEEN_BY_TENSOR.get(digest, ())]
     return tuple(dict.fromkeys([*noted, *by_tensor]))
