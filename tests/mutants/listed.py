@@ -124,7 +124,7 @@ MUTANTS = [
     # mechanism
     Mutant(
         "privacy/mechanism.py",
-        "self.key, step) / self.plan.batch_size",
+        "self.key, step) / phase.batch_size",
         "self.key, step) / max(1, len(clipped.norms))",
         (f"{MECHANISM}::test_the_divisor_is_the_expected_batch_size",),
         "the size of the batch drawn is private",

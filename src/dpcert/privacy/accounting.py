@@ -166,8 +166,11 @@ def _discretized_epsilon(charged: Charged, delta: float, interval: float) -> flo
 
 @lru_cache(maxsize=2)
 def _composed(charged: Charged, interval: float) -> Any:
-    total: Any = None
-    for rho, q, steps in charged:
+    """Return the distribution of all steps together; those without subsampling are one Gaussian release (closed form)."""
+    whole = tuple(setting for setting in charged if setting[1] == 1.0)
+    mu, total = _gaussian_mu(whole), None
+    together = ((1.0 / mu, 1.0, 1),) if mu else ()
+    for rho, q, steps in (*together, *(setting for setting in charged if setting[1] < 1.0)):
         _require_affordable(rho, q, steps, interval)
         part = _one_step(rho, q, interval).self_compose(steps)
         total = part if total is None else total.compose(part)
@@ -237,10 +240,14 @@ def rdp_epsilon(*, noise_multiplier: float, sampling_probability: float, steps: 
 
 
 @lru_cache(maxsize=64)
-def calibrate(*, epsilon: float, delta: float, sampling_probability: float, steps: int) -> float:
+def calibrate(
+    *, epsilon: float, delta: float, sampling_probability: float, steps: int, besides: tuple[GaussianSteps, ...] = ()
+) -> float:
     """Return the smallest noise multiplier (to six digits, rounded up) whose epsilon is at most the given one.
 
-    Guarantee: ``accounting.epsilon(calibrate(...), ...) <= epsilon`` and >= 99.9 % of it.
+    `besides` are other releases that share the budget.
+
+    Guarantee: epsilon of these steps and `besides` together is at most `epsilon` and at least 99.9 % of it.
     """
     finite_in("epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError, remedy="a usual budget is 1 to 8")
     finite_in("delta", delta, 0.0, LARGEST_DELTA, open_low=True, error=BudgetError, remedy="e.g. 1e-5")
@@ -255,7 +262,7 @@ def calibrate(*, epsilon: float, delta: float, sampling_probability: float, step
 
     def spent(rho: float, coarser: float = 1.0) -> float:
         try:
-            value = compose([GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
+            value = compose([*besides, GaussianSteps(rho, sampling_probability, steps)], delta, coarser)
         except _TooLargeError as error:
             refused.append((rho, error))
             if renyi_is_far_below(aim, rho):  # the answer has even less noise, and an even larger distribution
@@ -310,9 +317,7 @@ def steps_within(*, epsilon: float, delta: float, noise_multiplier: float, sampl
 
 def _first_guess_of_steps(epsilon: float, delta: float, rho: float, q: float) -> int:
     """Estimate the steps that spend epsilon, by the central limit theorem of Gaussian DP (Dong et al. 2019)."""
-    from scipy.optimize import brentq
-
-    mu = float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, 200.0, xtol=1e-6))
+    mu = gaussian_mu(epsilon, delta)
     one_step = q * math.sqrt(math.expm1(1.0 / (rho * rho))) if q < 1 else 1.0 / rho
     return int(min((mu / one_step) ** 2, MOST_STEPS))
 
@@ -340,6 +345,13 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if excess(0.0) <= 0:
         return 0.0
     return float(brentq(excess, 0.0, mu * mu / 2 + mu * 40 + 1, xtol=1e-12)) * (1.0 + 1e-14) + 2e-12
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return mu of the Gaussian release that spends (epsilon, delta), to 1e-6: the inverse of `gaussian_epsilon`."""
+    from scipy.optimize import brentq
+
+    return float(brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, 200.0, xtol=1e-6))
 
 
 def _first_guess(target: float, delta: float, q: float, steps: int) -> float:

@@ -22,7 +22,8 @@ from ..store.chain import GENESIS, REMEDY, digest_of, entry_of, lines_of
 from ..store.durable import canonical_json, read_file, write_atomically
 from .accounting import GaussianSteps
 
-FORMAT = 1
+ONE_PHASE, SEVERAL_PHASES = 1, 2  # formats: the first line of a ledger of format 2 lists the `phases` of the plan
+NEWEST_FORMAT = SEVERAL_PHASES
 # Values of `initial_weights` in the first line (absent in older ledgers): not known to depend on the records, trained on them
 # with the `earlier` steps, or trained on them without privacy.
 ASSUMED_INDEPENDENT, TRAINED_BEFORE, NOT_PRIVATE = "assumed independent of the records", "trained before", "not private"
@@ -105,7 +106,7 @@ class Ledger:
         """Write the first line; `facts` state the plan."""
         if self._events:
             raise LedgerError("the ledger is already open")
-        self._append({"event": "open", "format": FORMAT, **facts})
+        self._append({"event": "open", "format": SEVERAL_PHASES if "phases" in facts else ONE_PHASE, **facts})
 
     def authorise(self, first_step: int, steps: int, noise_multiplier: float, sampling_probability: float) -> None:
         """Charge the steps first_step .. first_step + steps - 1, durably, before any of them runs."""
@@ -184,12 +185,15 @@ class Ledger:
     def _check_order(self, event: Event, where: str) -> None:
         kind = event.get("event")
         first = not self._events
-        if first and kind == "open" and isinstance(event.get("format"), int) and event["format"] > FORMAT:
+        if first and kind == "open" and isinstance(event.get("format"), int) and event["format"] > NEWEST_FORMAT:
             version = shown(event["format"])
-            raise LedgerError(f"{where} has format {version}, this version reads {FORMAT}: made by a newer version; upgrade")
+            raise LedgerError(
+                f"{where} has format {version}, this version reads up to {NEWEST_FORMAT}: made by a newer version; upgrade"
+            )
         try:
             if first:
-                in_order = kind == "open" and event["format"] == FORMAT
+                in_order = kind == "open" and event["format"] == (SEVERAL_PHASES if "phases" in event else ONE_PHASE)
+                _check_phases(event)
                 for block in event.get("earlier", ()):
                     GaussianSteps(**block)
             elif kind == "authorise":
@@ -198,6 +202,18 @@ class Ledger:
             else:
                 in_order = kind == "close" and not self.is_closed and event["steps"] == self.steps_authorised
         except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"{where} is not an event of format {FORMAT}: {error}; {REMEDY}") from error
+            raise LedgerError(f"{where} is not a valid event: {error}; {REMEDY}") from error
         if not in_order:
             raise LedgerError(f"{where} has an event out of order; {REMEDY}")
+
+
+def _check_phases(opening: Event) -> None:
+    """Raise unless the phases of a plan are well formed and their steps add up to those of the plan."""
+    if "phases" not in opening:
+        return
+    for phase in opening["phases"]:
+        GaussianSteps(phase["noise_multiplier"], phase["batch_size"] / opening["dataset_size"], phase["steps"])
+        if not isinstance(phase["trains"], str) or not isinstance(phase["clip_norm"], (int, float, type(None))):
+            raise ValueError("a phase has no valid 'trains' or 'clip_norm'")
+    if not opening["phases"] or sum(phase["steps"] for phase in opening["phases"]) != opening["steps"]:
+        raise ValueError("the steps of the phases do not add up")

@@ -9,8 +9,10 @@ Guarantee: the sequence of releases is (epsilon, delta)-DP under adding or remov
 `statement.state` computes from the ledger, if every clipped sum has the sensitivity that it carries.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,36 @@ RECORDED_LATER = ("input_shape",)  # facts that ledgers of older versions do not
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Consecutive steps that train the same parameters, with one batch size, clip norm and noise."""
+
+    trains: str
+    batch_size: int
+    steps: int
+    clip_norm: float | None
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class EarlierPhase:
+    """A request for a phase before the main one. `budget` is its share of the privacy budget, in units of mu^2.
+
+    mu^2 adds up over Gaussian releases (Dong et al. 2022), so the shares of all phases add up to about 1.
+    """
+
+    trains: str
+    batch_size: int
+    steps: int
+    clip_norm: float
+    budget: float
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What will be released and what it costs: public values, fixed before any record is read."""
+    """What will be released and what it costs: public values, fixed before any record is read.
+
+    With several phases, `steps` counts the steps of all of them; batch size, clip norm and noise are those of the last one.
+    """
 
     dataset_size: int
     size_given: bool
@@ -44,11 +74,44 @@ class Plan:
     target_epsilon: float | None
     delta: float
     input_shape: list[int] | None = None
+    phases: tuple[Phase, ...] = ()  # empty: all steps are alike
 
     @property
     def sampling_probability(self) -> float:
         """q = B / N, a public constant."""
         return self.batch_size / self.dataset_size
+
+    @property
+    def every_phase(self) -> tuple[Phase, ...]:
+        """The phases in order, at least one."""
+        return self.phases or (Phase("all", self.batch_size, self.steps, self.clip_norm, self.noise_multiplier),)
+
+    def phase_of(self, step: int) -> int:
+        """Return the index of the phase that step 0, 1 ... steps - 1 belongs to. Steps are numbered across phases."""
+        ends = accumulate(phase.steps for phase in self.every_phase)
+        return next(index for index, end in enumerate(ends) if step < end)
+
+    def first_step_of(self, index: int) -> int:
+        """Return the number of the first step of a phase."""
+        return sum(phase.steps for phase in self.every_phase[:index])
+
+    def rate_of(self, phase: Phase) -> float:
+        """q of a phase."""
+        return phase.batch_size / self.dataset_size
+
+    def releases(self, steps: int) -> list[accounting.GaussianSteps]:
+        """Return the first `steps` steps as accountant events."""
+        events = []
+        for phase in self.every_phase:
+            taken = min(steps, phase.steps)
+            steps -= taken
+            if taken:
+                events.append(accounting.GaussianSteps(phase.noise_multiplier, self.rate_of(phase), taken))
+        return events
+
+    def epochs_after(self, steps: int) -> float:
+        """Return how often a record was sampled in the first `steps` steps, on average."""
+        return sum(event.steps * event.sampling_probability for event in self.releases(steps))
 
 
 def make_plan(
@@ -65,10 +128,13 @@ def make_plan(
     epsilon: float,
     delta: float,
     input_shape: Sequence[int] | None = None,
+    trains: str = "all",
+    earlier: Sequence[EarlierPhase] = (),
 ) -> Plan:
     """Fix q and T, and find the noise that keeps T steps within (epsilon, delta).
 
     T is the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no guarantee.
+    Phases in `earlier` come first; the last phase gets the noise with which all phases together use the budget.
     """
     integer_in("dataset size", dataset_size, 1)
     integer_in("train.batch_size", batch_size, 1)
@@ -83,10 +149,19 @@ def make_plan(
         raise ConfigError(f"train.epochs is {epochs:g}, less than one step of {batch_size} of {dataset_size} records; raise it")
     bounded = clip.name != "none"
     rho = 0.0
+    before = [_calibrated(phase, epsilon, delta, dataset_size, bounded=bounded) for phase in earlier]
     if bounded:
         rho = accounting.calibrate(
-            epsilon=float(epsilon), delta=float(delta), sampling_probability=batch_size / dataset_size, steps=steps
+            epsilon=float(epsilon),
+            delta=float(delta),
+            sampling_probability=batch_size / dataset_size,
+            steps=steps,
+            besides=tuple(
+                accounting.GaussianSteps(phase.noise_multiplier, phase.batch_size / dataset_size, phase.steps)
+                for phase in before
+            ),
         )
+    last = Phase(trains, batch_size, steps, float(clip_norm) if bounded else None, rho)
     return Plan(
         dataset_size=dataset_size,
         size_given=size_given,
@@ -94,15 +169,29 @@ def make_plan(
         classes_given=classes_given,
         held_out=held_out,
         batch_size=batch_size,
-        steps=steps,
+        steps=steps + sum(phase.steps for phase in before),
         clip_rule=clip.name,
         clip_parameters=dict(asdict(clip)),  # type: ignore[call-overload]
-        clip_norm=float(clip_norm) if bounded else None,
+        clip_norm=last.clip_norm,
         noise_multiplier=rho,
         target_epsilon=float(epsilon) if bounded else None,
         delta=float(delta),
         input_shape=None if input_shape is None else list(input_shape),
+        phases=(*before, last) if before else (),
     )
+
+
+def _calibrated(phase: EarlierPhase, epsilon: float, delta: float, dataset_size: int, *, bounded: bool) -> Phase:
+    """Return an earlier phase with the noise that spends its share of the budget."""
+    finite_in("the budget share of a phase", phase.budget, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError)
+    integer_in("the batch size of a phase", phase.batch_size, 1, dataset_size, remedy="it is at most the number of records")
+    if not bounded:
+        return Phase(phase.trains, phase.batch_size, phase.steps, None, 0.0)
+    share = accounting.gaussian_epsilon(math.sqrt(phase.budget) * accounting.gaussian_mu(epsilon, delta), delta)
+    rho = accounting.calibrate(
+        epsilon=share, delta=delta, sampling_probability=phase.batch_size / dataset_size, steps=phase.steps
+    )
+    return Phase(phase.trains, phase.batch_size, phase.steps, float(phase.clip_norm), rho)
 
 
 def opening_facts(plan: Plan, *, noise_is_secret: bool) -> dict[str, Any]:
@@ -110,6 +199,9 @@ def opening_facts(plan: Plan, *, noise_is_secret: bool) -> dict[str, Any]:
     facts = asdict(plan)
     if plan.input_shape is None:
         del facts["input_shape"]
+    facts["phases"] = [asdict(phase) for phase in plan.phases]
+    if not plan.phases:
+        del facts["phases"]
     return {
         **facts,
         "sampling": "poisson",
@@ -131,15 +223,21 @@ class Mechanism:
     def charge(self, step: int) -> None:
         """Authorise the block that contains `step`, unless it is already authorised."""
         if step >= self.ledger.steps_authorised:
-            steps = min(STEPS_PER_BLOCK, self.plan.steps - step)
-            self.ledger.authorise(step, steps, self.plan.noise_multiplier, self.plan.sampling_probability)
+            index = self.plan.phase_of(step)
+            phase = self.plan.every_phase[index]
+            steps = min(STEPS_PER_BLOCK, self.plan.first_step_of(index) + phase.steps - step)
+            self.ledger.authorise(step, steps, phase.noise_multiplier, self.plan.rate_of(phase))
 
     def sample(self, records: int, step: int) -> np.ndarray:
         """Return the batch indices of one step; may be empty."""
-        return sampling.poisson_indices(records, self.plan.sampling_probability, self.key, step)
+        return sampling.poisson_indices(records, self.plan.rate_of(self._phase(step)), self.key, step)
 
     def release(self, clipped: noise.BoundedValue, step: int) -> Tensor:
         """Return the noised mean gradient of one step, in float64. The divisor is B, never the size of the drawn batch."""
         if step >= self.ledger.steps_authorised:
             raise BudgetError(f"step {step} is not authorised in the ledger; nothing is released")
-        return noise.add(clipped, self.plan.noise_multiplier, self.key, step) / self.plan.batch_size
+        phase = self._phase(step)
+        return noise.add(clipped, phase.noise_multiplier, self.key, step) / phase.batch_size
+
+    def _phase(self, step: int) -> Phase:
+        return self.plan.every_phase[self.plan.phase_of(step)]

@@ -48,6 +48,8 @@ class Statement:
     tuning: str = TUNING
     versions: Mapping[str, str] | None = None
     earlier: tuple[accounting.GaussianSteps, ...] = ()  # steps of the initial weights on these records
+    phases: tuple[Mapping[str, Any], ...] = ()  # of the plan, if there are several
+    public_inputs: tuple[Mapping[str, Any], ...] = ()  # weights and data that epsilon does not cover
 
     @property
     def short(self) -> str:
@@ -63,8 +65,7 @@ class Statement:
         if self.private:
             mechanism = [
                 f"Neighbours: {_NEIGHBORS[self.relation]}. Accountant: {self.accountant.upper()}.",
-                f"{self.steps} steps of {self.sampling.capitalize()} sampling (q = {self.sampling_probability:.6g}), clip norm "
-                f"{self.clip_norm:g}, noise multiplier {self.noise_multiplier:g}.",
+                *self._steps_in_words(),
                 _NOISE[self.noise_source],
             ]
         software = (
@@ -73,6 +74,33 @@ class Statement:
             else [f"Made with {', '.join(f'{name} {self.versions[name]}' for name in sorted(self.versions))}."]
         )
         return (*mechanism, *self.conditions, *software)
+
+    def _steps_in_words(self) -> list[str]:
+        """The sampling, clip norm and noise of the steps, one sentence for each phase."""
+        own = {"steps": self.steps, "sampling_probability": self.sampling_probability}
+        own |= {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier}
+        sentences = []
+        for number, phase in enumerate(self.phases or (own,), start=1):
+            which = f"Phase {number} trains {phase['trains']}: " if self.phases else ""
+            sentences.append(
+                f"{which}{phase['steps']} steps of {self.sampling.capitalize()} sampling (q = "
+                f"{phase['sampling_probability']:.6g}), clip norm {phase['clip_norm']:g}, noise multiplier "
+                f"{phase['noise_multiplier']:g}."
+            )
+        return sentences
+
+    def releases_after(self, steps: int) -> list[accounting.GaussianSteps]:
+        """Return what was released about the records after the first `steps` charged steps, earlier training included."""
+        events = list(self.earlier)
+        for release in self.releases[len(self.earlier) :]:
+            taken = min(steps, release.steps)
+            steps -= taken
+            events.append(accounting.GaussianSteps(release.noise_multiplier, release.sampling_probability, taken))
+        return events
+
+    def epochs_after(self, steps: int) -> float:
+        """Return how often a record was sampled in the first `steps` steps, on average."""
+        return sum(event.steps * event.sampling_probability for event in self.releases_after(steps)[len(self.earlier) :])
 
     @property
     def trade_off(self) -> TradeOff | None:
@@ -111,6 +139,8 @@ class Statement:
             "tuning": self.tuning,
             "versions": None if self.versions is None else dict(sorted(self.versions.items())),
             "sentences": list(self.sentences),
+            **({"phases": [dict(phase) for phase in self.phases]} if self.phases else {}),
+            **({"public_inputs": [dict(known) for known in self.public_inputs]} if self.public_inputs else {}),
         }
 
 
@@ -124,7 +154,7 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
     releases = list(ledger.releases())
     relation = facts.get("relation", accounting.RELATION)
     reason = why_not_private(ledger)
-    delta = facts["delta"]
+    delta, phases = facts["delta"], facts.get("phases", ())
     epsilon = math.inf if reason else accounting.compose(releases, delta)
     if reason is None and math.isinf(epsilon):
         reason = f"the noise multiplier is below {accounting.SMALLEST_NOISE_MULTIPLIER:g}"
@@ -144,6 +174,8 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
         noise_source=facts["noise_source"],
         versions=versions,
         earlier=ledger.earlier,
+        phases=tuple({**phase, "sampling_probability": phase["batch_size"] / facts["dataset_size"]} for phase in phases),
+        public_inputs=tuple(_public_inputs(facts)),
     )
 
 
@@ -180,10 +212,11 @@ def why_too_costly(releases: Iterable[accounting.GaussianSteps]) -> str | None:
 def why_not_private(ledger: Ledger) -> str | None:
     """Return the first condition for a finite epsilon that the ledger does not meet; None if it meets all."""
     facts, releases = _checked(ledger.opening), list(ledger.releases())
+    planned = [facts["noise_multiplier"], *(phase["noise_multiplier"] for phase in facts.get("phases", ()))]
     relation = facts.get("relation", accounting.RELATION)
     conditions = {
         "gradients are not clipped": facts["clip_rule"] != "none",
-        "no noise is added": all(release.noise_multiplier > 0 for release in releases) and facts["noise_multiplier"] > 0,
+        "no noise is added": all(release.noise_multiplier > 0 for release in releases) and min(planned) > 0,
         f"batches are {facts['sampling']}, not Poisson": facts["sampling"] == "poisson",
         "the noise seed is known": facts["noise_source"] == "secret",
         SEEN_WITHOUT_PRIVACY: facts.get("initial_weights") != NOT_PRIVATE,
@@ -191,6 +224,16 @@ def why_not_private(ledger: Ledger) -> str | None:
         "the noise is far too small for so many steps": not accounting.is_beyond_reach(releases),
     }
     return next((name for name, holds in conditions.items() if not holds), None)
+
+
+def _public_inputs(facts: Any) -> list[dict[str, str]]:
+    """Return what the first line says about public weights: texts only."""
+    stated, keys = facts.get("public_inputs", []), ("name", "sha256", "data")
+    if not isinstance(stated, list) or not all(
+        isinstance(known, dict) and all(isinstance(known.get(key), str) for key in keys) for known in stated
+    ):
+        raise LedgerError("the ledger's first line has no valid 'public_inputs'; restore the ledger from a copy")
+    return stated
 
 
 def _checked(facts: Any) -> Any:
@@ -220,6 +263,11 @@ def _conditions(facts: Any, ledger: Ledger) -> list[str]:
         )
     elif facts.get("initial_weights") == ASSUMED_INDEPENDENT:
         conditions.append("The initial weights must not depend on the training records.")
+    for known in _public_inputs(facts):
+        conditions.append(
+            f"The initial weights {known['name']} (SHA-256 {known['sha256'][:16]}...) were trained on public data, which epsilon "
+            f"does not cover: {known['data']}."
+        )
     if not facts["size_given"]:
         conditions.append(f"The size of the training set, N = {size}, is treated as public.")
     if not facts["classes_given"]:

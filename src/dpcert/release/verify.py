@@ -275,7 +275,7 @@ def _curve(evidence: Evidence) -> str:
     _expect(steps == sorted(steps) and steps[0] >= 1, f"{CURVE} is not sorted by step")
     _expect(steps[-1] == statement.steps, f"{CURVE} ends after {steps[-1]} steps, the ledger after {statement.steps}")
     for row in rows:
-        epoch = row.step * statement.sampling_probability
+        epoch = statement.epochs_after(row.step)
         _expect(abs(row.epoch - epoch) <= _EPOCH_UNIT, f"step {row.step} is at epoch {epoch:.4f}, {CURVE} states {row.epoch}")
         _expect(
             _covers(row, statement),

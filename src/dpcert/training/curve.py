@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..certification.votes import evaluating
 from ..data.dataset import Dataset
-from ..privacy.accounting import GaussianSteps, compose
+from ..privacy.accounting import compose
 from ..privacy.mechanism import Plan
 from ..privacy.statement import Statement
 from ..store.records import CurveRow, header, text_of
@@ -40,10 +40,10 @@ def watcher(
     With records held out for validation the test set is not used. Inside `released` the model has the weights that would be
     released now (the average, if there is one); the test accuracy is theirs.
     """
-    every = max(1.0, plan.steps * plan.sampling_probability / _MOST_POINTS)  # epochs between two points
+    every = max(1.0, plan.epochs_after(plan.steps) / _MOST_POINTS)  # epochs between two points
 
     def watch(done: int, gradient: Tensor) -> Point | None:
-        if done < plan.steps and _epochs(done, plan) // every == _epochs(done - 1, plan) // every:
+        if done < plan.steps and plan.epochs_after(done) // every == plan.epochs_after(done - 1) // every:
             return None
         with released():
             tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)
@@ -67,7 +67,7 @@ def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:
     """Return training.tsv: the points, with the epsilon of the steps so far, which follows from the plan."""
     lines = [header(CurveRow)]
     for point in points:
-        row = (point.step, _epochs(point.step, plan), spent(point.step, statement), point.gradient_norm, point.test_accuracy)
+        row = (point.step, plan.epochs_after(point.step), spent(point.step, statement), point.gradient_norm, point.test_accuracy)
         lines.append(text_of(CurveRow(*row)))
     return ("\n".join(lines) + "\n").encode()
 
@@ -81,9 +81,4 @@ def epsilon_after(step: int, statement: Statement, coarser: float = 1.0) -> floa
     """Return epsilon of the first `step` steps of a finished run; infinite if it is not private."""
     if not statement.private or step >= statement.steps:
         return statement.epsilon if statement.private else math.inf
-    steps_so_far = GaussianSteps(statement.noise_multiplier, statement.sampling_probability, step)
-    return compose([*statement.earlier, steps_so_far], statement.delta, coarser)
-
-
-def _epochs(step: int, plan: Plan) -> float:
-    return step * plan.sampling_probability
+    return compose(statement.releases_after(step), statement.delta, coarser)
