@@ -435,3 +435,9 @@ _FUNCTIONS: dict[Any, Rule] = {
     **dict.fromkeys([operator.floordiv, operator.mod], _elementwise),
     **{operator.matmul: _multiplied, operator.getitem: _indexed},
 }
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Return whether the node combines its arguments entry by entry, with broadcasting."""
+    rules: dict[Any, Rule] = _METHODS if node.op == "call_method" else _FUNCTIONS
+    return node.op in ("call_method", "call_function") and rules.get(node.target) is _elementwise

@@ -177,3 +177,10 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm2d: frozen_batch_norm,
     nn.Embedding: embedding,
 }
+
+
+def has_rule(layer: nn.Module) -> bool:
+    """Return whether the gradients of the layer's parameters follow from its input and the gradient of its output."""
+    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq):
+        return False
+    return type(layer) in RULES

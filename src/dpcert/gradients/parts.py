@@ -117,6 +117,29 @@ class Reordered:
         return Reordered(self.part.without(rows), self.order)
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """Gradients of one parameter in several parts, one after the other: the three projections of an attention layer."""
+
+    parts: list[Part]
+
+    def norms_squared(self) -> Tensor:
+        """Add the squares of the parts."""
+        return torch.stack([part.norms_squared() for part in self.parts]).sum(dim=0)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Join the sums of the parts."""
+        return torch.cat([part.weighted_sum(factors) for part in self.parts])
+
+    def instantiate(self) -> Tensor:
+        """Join the gradients of the parts."""
+        return torch.cat([part.instantiate() for part in self.parts], dim=1)
+
+    def without(self, rows: Tensor) -> "Stacked":
+        """Zero the marked examples."""
+        return Stacked([part.without(rows) for part in self.parts])
+
+
 def product(inputs: Tensor, deltas: Tensor) -> Part:
     """Return the cheaper form of deltas[i]^T inputs[i], by the number of multiplications and float64 writes."""
     summed, width_in, width_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
