@@ -16,52 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.nn.modules import module as _hooks_of_all_modules
 
 from .errors import ModelError
+from .known_layers import altered, dimensions_after, hooks_on_every_module
+from .row_proof import prove
 
 Forward = Callable[[Tensor], Tensor]
-
-_ELEMENTWISE = {
-    nn.Identity,
-    nn.Tanh,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.LogSigmoid,
-}
-_ON_IMAGES = {  # in a 4-D input the first dimension is the batch; in a 3-D input it would be the channels
-    nn.Conv2d,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool2d,
-    nn.BatchNorm2d,
-    nn.ZeroPad2d,
-}
-_INACTIVE_IN_EVALUATION = {nn.Dropout, nn.Dropout1d, nn.Dropout2d}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def keeps_rows_apart(model: nn.Module, input_shape: tuple[int, ...]) -> bool:
     """Return whether the model is a chain of known layers that cannot mix rows: a proof, not a test."""
     dimensions: int | None = 1 + len(input_shape)
-    if any(getattr(_hooks_of_all_modules, f"_global{kind}") for kind in _HOOKS):
+    if hooks_on_every_module():
         return False
     for layer in _chain(model):
-        dimensions = None if layer is None or dimensions is None or _altered(layer) else _dimensions_after(layer, dimensions)
+        dimensions = None if layer is None or dimensions is None or altered(layer) else dimensions_after(layer, dimensions)
     return dimensions is not None
 
 
@@ -70,46 +39,21 @@ def _chain(model: nn.Module) -> Iterator[nn.Module | None]:
     if type(model) is not nn.Sequential:
         yield model
         return
-    if _altered(model):
+    if altered(model):
         yield None
     for child in model:
         yield from _chain(child)
 
 
-def _altered(layer: nn.Module) -> bool:
-    """Return whether an instance may differ from its class: hooks, a replaced method, or a custom parameter type."""
-    replaced = any(callable(getattr(type(layer), name, None)) for name in vars(layer))  # forward, or a method it calls
-    plain = all(type(parameter) is nn.Parameter for parameter in layer.parameters(recurse=False))
-    return replaced or not plain or any(getattr(layer, kind) for kind in _HOOKS)
-
-
-def _dimensions_after(layer: Any, dimensions: int) -> int | None:
-    """Return the number of output dimensions of a layer that does not mix rows; None if that is unknown."""
-    kind = type(layer)
-    if kind in _ELEMENTWISE or (kind in _INACTIVE_IN_EVALUATION and not layer.training):
-        return dimensions
-    if kind in _ON_IMAGES:
-        frozen = kind is not nn.BatchNorm2d or (not layer.training and layer.running_mean is not None)
-        return 4 if dimensions == 4 and frozen else None
-    if kind is nn.Linear:
-        bias = None if layer.bias is None else layer.bias.shape  # a bias with one row per position would depend on the position
-        plain = layer.weight.shape == (layer.out_features, layer.in_features) and bias in (None, (layer.out_features,))
-        return dimensions if dimensions >= 2 and plain else None
-    if kind is nn.Flatten:
-        last = layer.end_dim % dimensions
-        return dimensions - (last - layer.start_dim) if 1 <= layer.start_dim <= last else None
-    if kind is nn.GroupNorm:
-        return dimensions if dimensions >= 2 else None
-    if kind is nn.LayerNorm:
-        return dimensions if len(layer.normalized_shape) < dimensions else None
-    return None
-
-
 def each_row_alone(model: nn.Module, input_shape: tuple[int, ...]) -> Forward:
-    """Return the model as a function of rows ``[n, *input_shape]`` in which no row can see another."""
+    """Return the model as a function of rows ``[n, *input_shape]`` in which no row can see another.
+
+    A custom forward with a proof is returned as its trace, which has a copy of the weights as they are now.
+    """
     if keeps_rows_apart(model, input_shape):
         return model
-    return one_at_a_time(model)
+    proven = prove(model, input_shape)
+    return one_at_a_time(model) if proven is None else proven.module
 
 
 def mapped_over_rows(forward: Forward) -> Forward:

@@ -20,7 +20,10 @@ RANK = {
     "outputs": 1,
     "rng": 1,
     "workers": 1,
-    "isolation": 1,
+    "known_layers": -1,
+    "row_rules": 0,
+    "row_proof": 1,
+    "isolation": 2,
     "interrupts": 1,
     "losses": 1,
     "input_gradients": 1,
@@ -62,6 +65,7 @@ JOINTS = {
     "privacy/mechanism",  # the one step of the mechanism: all pillars and the ledger
     "privacy/statement",  # says in words what the ledger holds
     "gradients/layerwise",  # the layers' rules, which share the part sizes
+    "gradients/traced",  # the same rules on the trace of a custom forward
     "gradients/choose",  # both engines
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows

@@ -323,7 +323,7 @@ MUTANTS = [
         "a model that remembers only in training is let in",
     ),
     Mutant(
-        "isolation.py",
+        "known_layers.py",
         "return replaced or not plain or any(",
         "return not plain or any(",
         ("tests/contracts/test_mixing.py::test_votes_of_a_layer_with_a_replaced_method_are_refused",),

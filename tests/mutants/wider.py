@@ -537,21 +537,21 @@ WIDER = [
     ),
     # isolation, part sizes, warm starts
     Mutant(
-        "isolation.py",
+        "known_layers.py",
         "return dimensions - (last - layer.start_dim) if 1 <= layer.start_dim <= last else None",
         "return dimensions - (last - layer.start_dim) if 0 <= layer.start_dim <= last else None",
         (f"{MIXING}::test_what_is_not_known_is_not_proved",),
         "a chain that flattens the batch axis counts as proved",
     ),
     Mutant(
-        "isolation.py",
+        "known_layers.py",
         "return replaced or not plain or any(getattr(layer, kind) for kind in _HOOKS)",
         "return bool(layer._forward_pre_hooks)",
         (f"{MIXING}::test_what_is_not_known_is_not_proved",),
         "a replaced forward or a hook does not undo the proof",
     ),
     Mutant(
-        "isolation.py",
+        "known_layers.py",
         "bias in (None, (layer.out_features,))",
         "True",
         (f"{MIXING}::test_what_is_not_known_is_not_proved",),

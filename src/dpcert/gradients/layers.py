@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import Instantiated, Part, Reordered, product
+from .parts import Allocate, ChannelsLast, Instantiated, Part, factors_are_cheaper, one_by_one, product, products
 
 Buffers = dict[Any, Tensor]
 Rule = Callable[[Any, Tensor, Tensor, int, Buffers], dict[str, Part]]
@@ -25,7 +25,7 @@ def linear(layer: nn.Linear, x: Tensor, delta: Tensor, examples: int, buffers: B
     """W x + b: the product over views and positions."""
     inputs = x.reshape(examples, -1, layer.in_features)
     deltas = delta.reshape(examples, -1, layer.out_features)
-    return {"weight": product(inputs, deltas), **_bias(layer, deltas)}
+    return {"weight": product(inputs, deltas, _memory(layer, deltas, buffers)), **_bias(layer, deltas)}
 
 
 def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
@@ -35,13 +35,11 @@ def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Bu
     x = _padded(layer, x)
     if layer.in_channels == 1 and len(layer.kernel_size) == 2 and layer.kernel_size[1] < 32:
         inputs, deltas = _shifted_images(layer, x, delta, examples, buffers)
-        return {"weight": product(inputs, deltas), **bias}
-    patches = _patches(layer, x, examples, buffers)  # [b, R * positions, kernel..., channels]
+        return {"weight": product(inputs, deltas, _memory(layer, deltas, buffers)), **bias}
     kernel, channels = layer.kernel_size, layer.in_channels
     if layer.groups == 1:
-        numbers = torch.arange(layer.out_channels * patches.shape[2:].numel(), device=x.device)
-        order = numbers.view(layer.out_channels, *kernel, channels).movedim(-1, 1).flatten()
-        return {"weight": Reordered(product(patches.flatten(2), deltas), order), **bias}
+        return {"weight": ChannelsLast(_ungrouped(layer, x, deltas, buffers), (layer.out_channels, *kernel, channels)), **bias}
+    patches = _patches(layer, x, examples, buffers)  # [b, R * positions, kernel..., channels]
     groups, summed = layer.groups, patches.shape[1]
     by_group = torch.unflatten(patches, -1, (groups, channels // groups)).movedim(-2, 1)  # [b, groups, summed, kernel..., c]
     inputs = by_group.movedim(-1, 3).reshape(examples * groups, summed, -1)
@@ -57,21 +55,39 @@ def _padded(layer: Any, x: Tensor) -> Tensor:
     return F.pad(x, [amount for pair in reversed(padding) for amount in pair], mode=mode)
 
 
+def _ungrouped(layer: Any, x: Tensor, deltas: Tensor, buffers: Buffers) -> Part:
+    """Return the products of patches and gradients; one example at a time where that keeps large patches in cache."""
+    examples, summed, width_out = deltas.shape
+    width_in = layer.in_channels * torch.Size(layer.kernel_size).numel()
+    allocate = _memory(layer, deltas, buffers)
+    if factors_are_cheaper(summed, width_in, width_out) or not one_by_one(width_in * width_out, x):
+        return product(_patches(layer, x, examples, buffers).flatten(2), deltas, allocate)
+    of_each = _patch_view(layer, x).unflatten(0, (examples, -1))  # type: ignore[no-untyped-call]
+    memory = _buffer(buffers, (id(layer), "patches of one"), tuple(of_each.shape[1:]), x)
+    patches = (memory.copy_(of_one).view(summed, width_in) for of_one in of_each)
+    return products(patches, deltas, allocate((examples, width_out, width_in)))
+
+
 def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:
     """``[b, R * positions, kernel..., channels]``: strided views of the padded input, copied into a reused buffer.
 
     With channels last, a row of the kernel is contiguous in memory, so the copy runs at memory speed.
     """
+    view = _patch_view(layer, x)
+    buffer = _buffer(buffers, (id(layer), "patches"), tuple(view.shape), x)
+    buffer.copy_(view)
+    return buffer.view(examples, -1, *view.shape[1 + len(layer.kernel_size) :])
+
+
+def _patch_view(layer: Any, x: Tensor) -> Tensor:
+    """``[rows, positions..., kernel..., channels]``, without a copy."""
     space = len(layer.kernel_size)
     x = x.movedim(1, -1)  # [rows, space..., channels]
     for axis, (kernel, stride, dilation) in enumerate(
         zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=1
     ):
         x = x.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
-    x = x.movedim(1 + space, -1)  # [rows, positions..., kernel..., channels]
-    buffer = _buffer(buffers, (id(layer), "patches"), tuple(x.shape), x)
-    buffer.copy_(x)
-    return buffer.view(examples, -1, *x.shape[1 + space :])
+    return x.movedim(1 + space, -1)
 
 
 def _shifted_images(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> tuple[Tensor, Tensor]:
@@ -116,6 +132,11 @@ def _buffer(buffers: Buffers, name: Any, shape: tuple[int, ...], like: Tensor) -
     if key not in buffers or len(buffers[key]) < shape[0]:
         buffers[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
     return buffers[key][: shape[0]]
+
+
+def _memory(layer: Any, like: Tensor, buffers: Buffers) -> Allocate:
+    """Return where the gradients of a large weight are stored: memory that every step reuses."""
+    return lambda shape: _buffer(buffers, (id(layer), "gradients"), shape, like)
 
 
 def _padding(layer: Any) -> list[tuple[int, int]]:
@@ -177,3 +198,10 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm2d: frozen_batch_norm,
     nn.Embedding: embedding,
 }
+
+
+def has_rule(layer: nn.Module) -> bool:
+    """Return whether the gradients of the layer's parameters follow from its input and the gradient of its output."""
+    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq):
+        return False
+    return type(layer) in RULES

@@ -3,8 +3,9 @@
 It computes no ordinary weight gradients and no input gradient. Views and positions are summed inside the product, so memory
 use is that of b gradients, whatever the number of views.
 
-A chain of known layers runs on the whole batch. Any other forward runs on one example at a time under ``vmap``, so that no
-example can see another. Parameters without a layer rule get their gradients from the same pass.
+A chain of known layers runs on the whole batch, and so does the trace of a custom forward if it is proven to keep rows apart
+(`traced`). Any other forward runs on one example at a time under ``vmap``, so that no example can see another. Parameters
+without a layer rule get their gradients from the same pass.
 """
 
 import copy
@@ -17,9 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..isolation import keeps_rows_apart
+from ..known_layers import hooks_on_every_module
+from ..row_proof import prove
 from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
-from .layers import RULES, Buffers
+from .layers import RULES, Buffers, has_rule
 from .parts import Instantiated, Part, total
+from .traced import Traced
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,15 @@ class _Skeleton:
         self.calls: list[_Call] = []
         self.perturbations: list[Tensor] | None = None
         self.ruled = _ruled(model, self.parameters)
+        self._state = _state(model)
         self._outputs_may_change = _may_write_in_place(model)
         for name, layer in self.copy.named_modules():
             if name in self.ruled:
                 layer.register_forward_hook(self._recorder(name))
+
+    def fits(self, model: nn.Module) -> bool:
+        """Return whether this is a copy of the model as it is: the same layers in the same mode, and the same trained ones."""
+        return self.original is model and self._state == _state(model)
 
     @property
     def without_rule(self) -> dict[str, Tensor]:
@@ -85,6 +94,7 @@ class Layerwise:
     def __init__(self) -> None:
         self._buffers: dict[int, Buffers] = {}  # by position of the call: a layer used twice has two
         self._skeleton: _Skeleton | None = None
+        self._traced: dict[tuple[int, ...], Traced | None] = {}  # by shape of an example
 
     def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clipping) -> ClippedSum:
         """The contract of `engine`."""
@@ -102,10 +112,14 @@ class Layerwise:
 
     def per_example(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Part]:
         """Return per-example gradients of every trained parameter, in the order of `trainable`."""
-        if self._skeleton is None or self._skeleton.original is not model:
+        if self._skeleton is None or not self._skeleton.fits(model):
             self._skeleton = _Skeleton(model)
+            self._traced.clear()
         skeleton = self._skeleton
         whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule
+        traced = None if whole_batch else self._trace(model, tuple(views.shape[2:]))
+        if traced is not None:
+            return traced.per_example(model, loss, views, labels, self._buffers)
         calls, deltas, rest = (_on_the_batch if whole_batch else _on_each_example)(skeleton, loss, views, labels)
         parts: dict[str, list[Part]] = {name: [Instantiated(gradient.flatten(1))] for name, gradient in rest.items()}
         with torch.no_grad():
@@ -115,6 +129,14 @@ class Layerwise:
                     parts.setdefault(_prefixed(call.name, local), []).append(part)
         skeleton.calls.clear()
         return {name: total(parts[name]) for name in skeleton.parameters}
+
+    def _trace(self, model: nn.Module, input_shape: tuple[int, ...]) -> Traced | None:
+        """Return the proven trace of a custom forward; None if there is no proof or a parameter it cannot differentiate."""
+        if input_shape not in self._traced:
+            proven = prove(model, input_shape)
+            traced = None if proven is None else Traced(proven, list(trainable(model)))
+            self._traced[input_shape] = None if traced is None or traced.unsupported() else traced
+        return None if hooks_on_every_module() else self._traced[input_shape]
 
 
 _Passed = tuple[list[_Call], tuple[Tensor, ...], dict[str, Tensor]]
@@ -153,6 +175,12 @@ def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels
     return calls, tuple(delta.flatten(0, 1) for delta in deltas), rest
 
 
+def _state(model: nn.Module) -> tuple[Any, ...]:
+    """Return what a copy of the model depends on besides its weights."""
+    layers = [(id(layer), layer.training) for layer in model.modules()]
+    return layers, [parameter.requires_grad for parameter in model.parameters()]
+
+
 def _may_write_in_place(model: nn.Module) -> bool:
     """Return whether later code might overwrite a layer's output: ``ReLU(inplace=True)``, or a custom forward."""
     custom_forward = any(not type(layer).__module__.startswith("torch.nn.") for layer in model.modules())
@@ -167,16 +195,10 @@ def _ruled(model: nn.Module, trained: dict[str, nn.Parameter]) -> set[str]:
     return {
         name
         for name, layer in model.named_modules()
-        if _has_rule(layer)
+        if has_rule(layer)
         and all(uses[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
         and any(_prefixed(name, local) in trained for local, _ in layer.named_parameters(recurse=False))
     }
-
-
-def _has_rule(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq):
-        return False
-    return type(layer) in RULES
 
 
 def _prefixed(layer: str, local: str) -> str:
