@@ -73,7 +73,7 @@ class Engine:
 @pytest.mark.parametrize("honest", [True, False])
 def test_small_parts_are_used_only_where_they_change_no_bit(honest):
     method = dpcert.method("dp-gaussian", copies=2)
-    mechanism = SimpleNamespace(plan=SimpleNamespace(batch_size=512))
+    mechanism = SimpleNamespace(plan=SimpleNamespace(every_phase=[SimpleNamespace(batch_size=512)]))
     model, images = dpcert.build_model("linear"), torch.rand(4, 1, 28, 28)
     problem = StepContext(model, images, torch.zeros(4), method, Clip(Flat(), 0.1), (Engine(honest),), mechanism, None, 480)
     assert small_parts_change_no_bit(problem) is honest
@@ -83,7 +83,7 @@ def test_small_parts_change_no_bit_of_the_papers_cnn_here():
     """Not a promise of any kernel: if it fails on a machine, all parts have one size there and nothing else changes."""
     method = dpcert.method("dp-gaussian", copies=2)
     model, images = dpcert.build_model("cnn", seed=0), torch.rand(4, 1, 28, 28)
-    mechanism = SimpleNamespace(plan=SimpleNamespace(batch_size=64))
+    mechanism = SimpleNamespace(plan=SimpleNamespace(every_phase=[SimpleNamespace(batch_size=64)]))
     engines = choose("auto", model, method.loss, (1, 28, 28))
     problem = StepContext(model, images, torch.zeros(4), method, Clip(Flat(), 0.1), engines, mechanism, None, 480)
     found = small_parts_change_no_bit(problem)

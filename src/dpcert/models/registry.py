@@ -1,25 +1,27 @@
 """Built-in models by name."""
 
-from collections.abc import Callable
-
-import torch
 from torch import nn
 
-from .._validate import one_of
-from ..errors import ModelError
-from .cnn import cnn, linear
+from .architectures import MODELS
+from .spec import ModelSpec
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "linear": linear}
+__all__ = ["MODELS", "build_model"]
 
 
 def build_model(
-    name: str, *, input_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10, seed: int | None = None
+    name: str,
+    *,
+    input_shape: tuple[int, int, int] = (1, 28, 28),
+    classes: int = 10,
+    seed: int | None = None,
+    weights: str | None = None,
+    train: str = "all",
+    input_size: int | None = None,
 ) -> nn.Module:
-    """A freshly initialized model by name; `seed` fixes the initialization without changing the global generator."""
-    one_of("model.name", name, MODELS, error=ModelError)
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        model = MODELS[name](input_shape, classes)
-    model.dpcert_name = name  # type: ignore[assignment]  # recorded in the config of a run
-    return model
+    """A model by name. `seed` fixes the initialization without changing the global generator.
+
+    `weights` are public weights to start from: the name of a packaged file or the path of a ``.safetensors`` file. `train`
+    selects the parameters to train: all, head, last:N, norms, biases or a pattern of their names. `input_size` is the size
+    that some models resize images to.
+    """
+    return ModelSpec(name, weights, train, input_size).build(input_shape, classes, seed=seed)

@@ -102,4 +102,4 @@ WIDTHS = {"resnet-32": 32, "resnet-48": 48}
 
 def resnet(name: str, input_shape: tuple[int, int, int], classes: int) -> ResNet:
     """A backbone by name. Its number is the width of the first stage; the next stages are two and four times as wide."""
-    return ResNet(input_shape, classes, WIDTHS[name])
+    return ResNet(input_shape, classes, WIDTHS[name]).eval()  # only pretraining computes new statistics

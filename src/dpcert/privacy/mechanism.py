@@ -128,12 +128,13 @@ def make_plan(
     epsilon: float,
     delta: float,
     input_shape: Sequence[int] | None = None,
+    steps: int | None = None,
     trains: str = "all",
     earlier: Sequence[EarlierPhase] = (),
 ) -> Plan:
     """Fix q and T, and find the noise that keeps T steps within (epsilon, delta).
 
-    T is the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no guarantee.
+    T is `steps`, or the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no guarantee.
     Phases in `earlier` come first; the last phase gets the noise with which all phases together use the budget.
     """
     integer_in("dataset size", dataset_size, 1)
@@ -144,7 +145,7 @@ def make_plan(
     finite_in("privacy.epsilon", epsilon, 0.0, 100.0, open_low=True, error=BudgetError, remedy="a usual budget is 1 to 8")
     finite_in("privacy.delta", delta, 0.0, accounting.LARGEST_DELTA, open_low=True, error=BudgetError, remedy="e.g. 1e-5")
     finite_in("privacy.clip_norm", clip_norm, 0.0, 1e6, open_low=True)
-    steps = int(epochs * dataset_size / batch_size)
+    steps = int(epochs * dataset_size / batch_size) if steps is None else steps
     if steps < 1:
         raise ConfigError(f"train.epochs is {epochs:g}, less than one step of {batch_size} of {dataset_size} records; raise it")
     bounded = clip.name != "none"

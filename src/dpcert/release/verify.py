@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import PurePath
 from typing import Any
 
@@ -26,7 +27,9 @@ from ..store.public import ROWS, PublicFiles
 from ..store.records import CurveRow
 from ..store.runs import ATTACKS, CONFIG, CURVE, LEDGER, METRICS, MODEL, PRIVATE, REPORT, SAMPLES
 from ..training.curve import epsilon_after, spent
+from ..training.phases import phases_of
 from ..training.state import parse_model
+from ..views import SmoothAdv
 from . import certificates
 from .certificates import NotCheckedError
 from .files import MANIFEST, STATEMENT
@@ -147,33 +150,56 @@ def _finished(evidence: Evidence) -> str:
 
 
 def _plan(evidence: Evidence) -> str:
-    """Check that every charged step has the noise and sampling of the first line, which is what the statement prints."""
+    """Check that every charged step has the noise and sampling of its phase, which is what the statement prints."""
     plan = evidence.ledger.opening
     rate = plan["batch_size"] / plan["dataset_size"]
     _expect(plan["sampling_probability"] == rate, f"q is {plan['sampling_probability']}, batch size / N is {rate}")
     _expect(plan["divisor"] == plan["batch_size"], "the divisor is not the expected batch size")
+    phases = plan.get("phases", [plan])
+    ends, done = list(accumulate(phase["steps"] for phase in phases)), 0
     for release in evidence.ledger.own_releases():
-        same = (release.noise_multiplier, release.sampling_probability) == (plan["noise_multiplier"], rate)
-        _expect(same, f"some steps have noise multiplier {release.noise_multiplier}, the plan {plan['noise_multiplier']}")
-    return f"every step has noise multiplier {plan['noise_multiplier']:g} and q = {rate:.6g}"
+        index = next((index for index, end in enumerate(ends) if done < end), None)
+        _expect(index is not None and done + release.steps <= ends[index], "a block of steps goes beyond its phase")
+        phase = phases[index or 0]
+        wanted = (phase["noise_multiplier"], phase["batch_size"] / plan["dataset_size"])
+        stated = (release.noise_multiplier, release.sampling_probability)
+        _expect(stated == wanted, f"some steps have noise multiplier and q {stated}, the plan {wanted}")
+        done += release.steps
+    last = phases[-1]
+    same = all(last[name] == plan[name] for name in ("batch_size", "clip_norm", "noise_multiplier"))
+    _expect(same, "the plan does not have the settings of its last phase")
+    return "; ".join(
+        f"{phase['steps']} steps with noise multiplier {phase['noise_multiplier']:g} and q = "
+        f"{phase['batch_size'] / plan['dataset_size']:.6g}"
+        for phase in phases
+    )
 
 
 def _config_and_plan(evidence: Evidence) -> str:
     config, plan = evidence.config, evidence.ledger.opening
+    row = METHODS.get(config.method.name)
     bounded = plan["clip_rule"] != "none"
     seeded = config.privacy.noise_seed is not None
+    views = config.method.views or (row.views if row is not None else None)
+    settings = config.settings()
+    phases = phases_of(settings, plan["dataset_size"], config.model.train, adversarial=views == SmoothAdv.name)
     wanted: dict[str, Any] = {
-        "batch_size": config.train.batch_size,
-        "steps": int(config.train.epochs * plan["dataset_size"] / config.train.batch_size),
+        "batch_size": phases[-1].batch_size,
+        "steps": sum(phase.steps for phase in phases),
         "held_out": config.data.validation,
         "delta": config.privacy.delta,
-        "clip_norm": config.privacy.clip_norm if bounded else None,
+        "clip_norm": phases[-1].clip_norm if bounded else None,
         "target_epsilon": config.privacy.epsilon if bounded else None,
         "noise_source": "seeded" if seeded else "secret",
     }
     if config.data.size is not None:  # the public N, which q and epsilon depend on
         wanted |= {"dataset_size": config.data.size - config.data.validation, "size_given": True}
-    row = METHODS.get(config.method.name)
+    for stated, phase in zip(plan.get("phases", ()), phases, strict=False):
+        clip_norm = phase.clip_norm if bounded else None
+        given = (stated["trains"], stated["batch_size"], stated["steps"], stated["clip_norm"])
+        asked = (phase.trains, phase.batch_size, phase.steps, clip_norm)
+        _expect(given == asked, f"the ledger states a phase {given}, {CONFIG} states {asked}")
+    _expect(len(plan.get("phases", [plan])) == len(phases), f"{CONFIG} asks for {len(phases)} phases, the ledger has another number")
     clip = config.method.clip or (row.clip if row is not None else None)
     wanted |= {} if clip is None else {"clip_rule": clip}
     wanted |= {} if config.data.input_shape is None else {"input_shape": config.data.input_shape}

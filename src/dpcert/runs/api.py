@@ -1,6 +1,6 @@
 """The Python API for training: `dpcert.train`, with plain arguments."""
 
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from ..data.dataset import Dataset
 from ..methods import Method, settings_of
 from ..methods import method as named_method
 from ..models.registry import build_model
+from ..models.spec import ModelSpec, spec_of
 from ..progress import Progress, silent
 from ..store.runs import RunDirectory
 from ..training.loop import Run, fit
@@ -79,16 +80,15 @@ def train(
         seed=seed,
         **settings_by_name,
     )
-    name = model if isinstance(model, str) else getattr(model, "dpcert_name", type(model).__name__)
     if isinstance(model, str):
         model = build_model(model, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
     if out is None:
         return fit(model, data, method, settings, progress=progress)
-    config = _as_config(name, data, method, settings, dataset_size)
+    config = _as_config(spec_of(model), data, method, settings, dataset_size)
     return train_in(RunDirectory(Path(out)), config, model, data, method, progress)
 
 
-def _as_config(model: str, data: Dataset, method: Method, settings: Settings, dataset_size: int | None) -> Config:
+def _as_config(model: ModelSpec, data: Dataset, method: Method, settings: Settings, dataset_size: int | None) -> Config:
     views = method.views
     sigma = {} if views.sigma is None else {"sigma": float(views.sigma), "copies": views.copies}
     regulariser = (
@@ -98,7 +98,7 @@ def _as_config(model: str, data: Dataset, method: Method, settings: Settings, da
     part_settings = {key: getattr(part, field) for part in parts for key, field in settings_of(part).items()}
     tables = {
         "data": {"name": data.name, "size": dataset_size, "classes": data.classes, "validation": data.held_out},
-        "model": {"name": model},
+        "model": asdict(model),
         "method": {
             "name": method.name,
             "views": views.name,
@@ -111,5 +111,6 @@ def _as_config(model: str, data: Dataset, method: Method, settings: Settings, da
         "train": settings.train,
         "privacy": settings.privacy,
         "gradients": settings.gradients,
+        "head": settings.head,
     }
     return parse(tables, "train()")

@@ -16,8 +16,9 @@ from ..data.dataset import LARGEST_IMAGE
 from ..errors import ConfigError, DataError
 from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..privacy.clipping import CLIP_RULES
-from ..sections import LARGEST, SPEED_ONLY, Section, validated
-from ..training.settings import GradientsConfig, PrivacyConfig, Settings, TrainConfig
+from ..models.spec import ModelSpec
+from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, validated
+from ..training.settings import GradientsConfig, HeadConfig, PrivacyConfig, Settings, TrainConfig
 
 
 class DataConfig(Section):
@@ -35,9 +36,16 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """The model."""
+    """The model, the public weights it starts from, and the parameters that train.
+
+    `weights` is the name of a packaged file or the path of a .safetensors file. `train` is all, head, last:N, norms, biases, or
+    a pattern of parameter names. `input_size` is the size that some models resize images to.
+    """
 
     name: str = "cnn"
+    weights: str | None = None
+    train: Annotated[str, OPTIONAL] = "all"
+    input_size: int | None = Field(None, ge=1, le=4096)
 
 
 class MethodConfig(Section):
@@ -94,6 +102,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     gradients: GradientsConfig = GradientsConfig()
+    head: HeadConfig = HeadConfig()
     certify: CertifyConfig = CertifyConfig()
 
     @property
@@ -130,13 +139,18 @@ class Config(Section):
 
     def settings(self) -> Settings:
         """The sections that the training loop needs."""
-        return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients)
+        return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients, head=self.head)
+
+    def model_spec(self) -> ModelSpec:
+        """The model, its public weights and the parameters that train."""
+        return ModelSpec(**self.model.model_dump())
 
     def to_toml(self) -> str:
         """The resolved config as TOML; keys without a value, and `OPTIONAL` keys at their default, are omitted."""
         lines = []
         for section, keys in self:
-            lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in keys.stated().items()), ""]
+            if stated := keys.stated():
+                lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in stated.items()), ""]
         return "\n".join(lines)
 
 

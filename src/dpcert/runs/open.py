@@ -16,7 +16,7 @@ from ..data.dataset import LARGEST_IMAGE, Dataset, exists
 from ..data.registry import SOURCES
 from ..errors import LedgerError, ModelError, RunError
 from ..models.factory import HOW_TO_NAME, Factory, Shape, build_custom, is_factory_name
-from ..models.registry import MODELS, build_model
+from ..models.architectures import MODELS
 from ..privacy.ledger import Ledger
 from ..privacy.statement import recorded_versions, state
 from ..progress import Progress, silent
@@ -85,7 +85,7 @@ def _module(config: Config, model: nn.Module | Factory | None, shape: Shape, cla
         raise RunError(
             f"{path} has a custom model ({config.model.name}); pass it again: --model {name}, or open_run(..., model=...)"
         )
-    return build_model(config.model.name, input_shape=shape, classes=classes)
+    return config.model_spec().bare(shape, classes)  # the file of the run has all weights, the public ones too
 
 
 class OpenRun(LoadedRun):

@@ -11,8 +11,7 @@ from ..certification.sweep import require_subset
 from ..data.dataset import Dataset
 from ..errors import ModelError, RunError
 from ..methods import Method
-from ..models.factory import Factory, build_custom, is_factory_name
-from ..models.registry import build_model
+from ..models.factory import Factory, is_factory_name
 from ..progress import Progress, silent
 from ..store.durable import read_file, sha256_hex, write_atomically, write_checked_json
 from ..store.runs import RunDirectory
@@ -39,10 +38,7 @@ def train(
     data = load_data(config, data_progress)
     require_subset(len(data.x_test), request_of(config).count(len(data.x_test)))  # fail before hours of training, not after
     seed = config.train.seed if config.train.seed is not None else secrets.randbits(62)
-    if factory is not None:
-        model = build_custom(factory, data.input_shape, data.classes or 0, seed)
-    else:
-        model = build_model(config.model.name, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
+    model = config.model_spec().build(data.input_shape, data.classes or 0, seed=seed, factory=factory)
     return train_in(directory, config, model, data, method, progress)
 
 

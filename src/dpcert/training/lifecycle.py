@@ -3,7 +3,7 @@
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..errors import DpcertWarning, LedgerError, RunError
+from ..gradients.engine import trainable
 from ..interrupts import Interrupted
+from ..methods import Method
+from ..models.parts import head_name, parameters_of
 from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
 from ..privacy.mechanism import RECORDED_LATER, STEPS_PER_BLOCK, Plan, opening_facts
 from ..privacy.statement import Statement, installed_versions, recorded_versions, state
@@ -24,6 +27,8 @@ from ..store.runs import RunDirectory
 from .averaging import Average
 from .curve import Point, watcher
 from .curve import file_of as curve_file
+from .optimizers import make_optimizer
+from .phases import PhaseSettings
 from .provenance import remember, tensor_digests
 from .settings import Settings
 from .state import (
@@ -38,17 +43,55 @@ from .state import (
 )
 
 
-@dataclass(frozen=True)
 class Training:
-    """What is trained, on what, and how. `initial` is what is known about the initial weights (`provenance`)."""
+    """What is trained, on what, and how. `initial` is what is known about the initial weights (`provenance`).
 
-    model: nn.Module
-    data: Dataset
-    settings: Settings
-    plan: Plan
+    Optimizer and average belong to the phase that was entered last.
+    """
+
     optimizer: torch.optim.Optimizer
     average: Average
-    initial: dict[str, Any]
+    phase: int
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Dataset,
+        method: Method,
+        settings: Settings,
+        plan: Plan,
+        phases: Sequence[PhaseSettings],
+        initial: dict[str, Any],
+    ) -> None:
+        self.model, self.data, self.method, self.settings = model, data, method, settings
+        self.plan, self.phases, self.initial = plan, phases, initial
+        self._main = set(trainable(model))  # what the last phase trains
+
+    def enter(self, phase: int) -> None:
+        """Begin a phase: freeze the parameters it does not train, with a new optimizer and a new average."""
+        asked, self.phase = self.phases[phase], phase
+        names = parameters_of(self.model, head_name(self.model)) if asked.trains_the_head_first else self._main
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in names)
+        parameters = list(trainable(self.model).values())
+        self.optimizer = make_optimizer(parameters, asked.keys)
+        self.average = Average(parameters, asked.keys, self.steps_of_phase)
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step of the phase."""
+        return self.plan.first_step_of(self.phase)
+
+    @property
+    def steps_of_phase(self) -> int:
+        """The number of steps of the phase."""
+        return self.plan.every_phase[self.phase].steps
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Put the weights that would be released now into the model, inside the block."""
+        with self.average.released():
+            yield
 
 
 @dataclass(frozen=True)
@@ -117,9 +160,10 @@ def begin_in(directory: RunDirectory, training: Training, config_sha256: str | N
             raise RunError(f"{directory.key} is missing; the run cannot be resumed without it: use another --out")
         origin = Origin(data_identity(key, data.x_train, data.y_train), config_sha256, resumed.origin.initial_weights)
         _refuse_other_origin(directory, resumed.origin, origin)
+        _refuse_other_public_inputs(directory, json.loads(resumed.origin.initial_weights), training.initial)
         first, head, points = resumed.step, resumed.ledger_head, resumed.curve
     ledger = _continue_ledger(directory.ledger, key, training, head, json.loads(origin.initial_weights))
-    watch = watcher(training.model, data, training.plan, training.average.released)
+    watch = watcher(training.model, data, training.plan, training.released)
     return Begun(key, ledger, first, Keeper(directory, origin, training, ledger, watch, points))
 
 
@@ -131,7 +175,7 @@ def finish(training: Training, begun: Begun, labels: dict[str, str]) -> Statemen
     statement = state(ledger, installed_versions())
     if begun.keeper is None:
         return statement
-    directory, averaging = begun.keeper.directory, training.settings.train.averaging_in_words
+    directory, averaging = begun.keeper.directory, training.phases[-1].keys.averaging_in_words
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
     facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
@@ -188,6 +232,11 @@ def _refuse_other_origin(directory: RunDirectory, before: Origin, now: Origin) -
         )
     if before.config_sha256 is not None and now.config_sha256 != before.config_sha256:
         raise RunError(f"{directory.config} was changed since this run began; restore it from a copy, or use another --out")
+
+
+def _refuse_other_public_inputs(directory: RunDirectory, before: dict[str, Any], now: dict[str, Any]) -> None:
+    if before.get("public_inputs") != now.get("public_inputs"):
+        raise RunError(f"{directory.path} was started with other public weights; restore that file, or use another --out")
 
 
 def _new_key(settings: Settings) -> bytes:

@@ -6,31 +6,40 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..data.dataset import Dataset
+from ..data.fingerprint import digests as image_digests
+from ..data.images import chunks
 from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
-from ..gradients.engine import Clip, Engine, trainable
+from ..gradients.engine import Clip
 from ..interrupts import stop_requests
 from ..methods import Method
 from ..models.check import check_model
-from ..privacy.accounting import GaussianSteps, compose
+from ..models.parts import ALL, head_name
+from ..models.spec import public_weights_of, spec_of
+from ..models.weights import refuse_same_images
+from ..privacy.accounting import compose
 from ..privacy.ledger import Ledger
-from ..privacy.mechanism import STEPS_PER_BLOCK, Mechanism, Plan, make_plan
+from ..privacy.mechanism import STEPS_PER_BLOCK, EarlierPhase, Mechanism, Plan, make_plan
 from ..privacy.statement import Statement, state
 from ..progress import Progress, silent
 from ..rounding import ceil_text
 from ..store.runs import RunDirectory
+from ..views import SmoothAdv
 from ..workers import worker_count
-from .averaging import Average
 from .curve import COARSER
+from .features import ROWS_OF_FEATURES, method_of_head_phase, stored_features, trunk_of
 from .lifecycle import Begun, Training, begin_in, begin_in_memory, finish, is_finished, reload, remembering
-from .optimizers import make_optimizer, set_learning_rate
+from .optimizers import set_learning_rate
+from .phases import phases_of
 from .provenance import initial_facts
-from .settings import Settings
+from .settings import HeadConfig, Settings
+from .state import steps_in_checkpoint
 from .step import StepContext, StopAskedError, check_views, private_step, small_parts_change_no_bit
 
 _MOST_EPSILONS = 64  # how often epsilon is computed for display: each takes a tenth of a second
@@ -52,23 +61,35 @@ class Run:
         return self.statement.epsilon
 
 
-def plan_for(data: Dataset, method: Method, settings: Settings) -> Plan:
+def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = ALL) -> Plan:
     """Return the plan: a function of public numbers only."""
     assert data.size is not None and data.classes is not None
+    *earlier, last = phases_of(settings, data.size, trains, adversarial=is_adversarial(method))
     return make_plan(
         dataset_size=data.size,
         size_given=data.size_given,
         classes=data.classes,
         classes_given=data.classes_given,
         held_out=data.held_out,
-        batch_size=settings.train.batch_size,
+        batch_size=last.batch_size,
         epochs=settings.train.epochs,
+        steps=last.steps if last.trains_the_head_first else None,
         clip=method.clip_rule,
-        clip_norm=settings.privacy.clip_norm,
+        clip_norm=last.clip_norm,
         epsilon=settings.privacy.epsilon,
         delta=settings.privacy.delta,
         input_shape=data.input_shape,
+        trains=last.trains,
+        earlier=[
+            EarlierPhase(phase.trains, phase.batch_size, phase.steps, phase.clip_norm, phase.budget or 0.0)
+            for phase in earlier
+        ],
     )
+
+
+def is_adversarial(method: Method) -> bool:
+    """Return whether the views depend on the model that is trained."""
+    return isinstance(method.views, SmoothAdv)
 
 
 def fit(
@@ -94,20 +115,19 @@ def fit(
     """
     device = choose_device(settings.train.device)
     check_model(model, data.input_shape, data.classes or 0)
-    plan = plan_for(data, method, settings)
+    trains = spec_of(model).train
+    plan = plan_for(data, method, settings, trains)
     if settings.train.threads:
         torch.set_num_threads(settings.train.threads)
     model.to(device)
-    engines = choose(settings.gradients.engine, model, method.loss, data.input_shape, worker_count(device))
     check_views(method.views, model, data.input_shape)
     for remark in method.remarks:
         warnings.warn(remark, DpcertWarning, stacklevel=2)
-    parameters = list(trainable(model).values())
-    optimizer, average = make_optimizer(parameters, settings.train), Average(parameters, settings.train, plan.steps)
-    training = Training(model, data, settings, plan, optimizer, average, initial_facts(model, data.x_train))
+    phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method))
+    training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data))
     if directory is None:
-        begun = begin_in_memory(training)
-        return _train(training, begun, method, engines, dict, progress)
+        training.enter(0)
+        return _train(training, begin_in_memory(training), dict, progress)
     directory.create()
     with directory.locked():
         config_sha256 = None if claim is None else claim()
@@ -115,58 +135,91 @@ def fit(
         if is_finished(directory):
             ledger, statement = reload(directory, training, config_sha256)
             return Run(model, ledger, statement, plan, directory.path)
+        done = steps_in_checkpoint(directory)
+        training.enter(plan.phase_of(min(max(done - 1, 0), plan.steps - 1)))
         begun = begin_in(directory, training, config_sha256)
-        return _train(training, begun, method, engines, lambda: facts | (identify(model) if identify else {}), progress)
+        return _train(training, begun, lambda: facts | (identify(model) if identify else {}), progress)
 
 
-def _train(
-    training: Training,
-    begun: Begun,
-    method: Method,
-    engines: tuple[Engine, ...],
-    labels: Callable[[], dict[str, str]],
-    progress: Progress,
-) -> Run:
+def _facts_about_initial_weights(model: nn.Module, data: Dataset) -> dict[str, Any]:
+    """Return what the ledger says about the initial weights. Public weights must not have been trained on these images."""
+    public = public_weights_of(model)
+    if public is None:
+        return initial_facts(model, data.x_train)
+    for part, images in (("training", data.x_train), ("test", data.x_test)):
+        if public.sketch:
+            digests = (digest for rows in chunks(images) for digest in image_digests(rows.numpy()))
+            refuse_same_images(public, digests, f"the {part} set {data.name}")
+    return {**initial_facts(model, data.x_train), "public_inputs": [public.facts]}
+
+
+def _train(training: Training, begun: Begun, labels: Callable[[], dict[str, str]], progress: Progress) -> Run:
     with remembering(training, begun.ledger):
-        _steps(_step_context(training, begun, method, engines), training, begun, progress)
-        training.average.release()
+        for index in range(training.phase, len(training.phases)):
+            if index != training.phase:
+                training.enter(index)
+            _run_phase(training, begun, progress)
+            training.average.release()
     statement = finish(training, begun, labels())
     path = None if begun.keeper is None else begun.keeper.directory.path
     return Run(training.model, begun.ledger, statement, training.plan, path)
 
 
-def _steps(context: StepContext, training: Training, begun: Begun, progress: Progress) -> None:
-    mechanism, total, train = context.mechanism, context.mechanism.plan.steps, training.settings.train
-    spent = None if progress is silent else _SpentSoFar(mechanism)
+def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
+    """Take the remaining steps of the current phase."""
+    start, count, total = training.first_step, training.steps_of_phase, training.plan.steps
+    remaining = range(max(begun.first, start), start + count)
+    if not remaining:
+        return
+    keys = training.phases[training.phase].keys
+    context = _step_context(training, begun, progress)
+    spent = None if progress is silent else _SpentSoFar(context.mechanism)
     with stop_requests() as asked_to_stop:
         context = replace(context, stop_asked=lambda: bool(asked_to_stop))
-        for step in range(begun.first, total):
-            mechanism.charge(step)
-            set_learning_rate(context.optimizer, train.learning_rate_at(step, total))
+        for step in remaining:
+            context.mechanism.charge(step)
+            set_learning_rate(context.optimizer, keys.learning_rate_at(step - start, count))
             done = step
             with contextlib.suppress(StopAskedError):  # the step is abandoned; a resumed run takes exactly the same step
                 gradient = private_step(context, step)
                 done = step + 1
-                training.average.include(done)
+                training.average.include(done - start)
                 if begun.keeper is not None:
                     begun.keeper.look(done, gradient)
                 progress(done, total, **({} if spent is None else {"epsilon": spent.text()}))
             begun.settle(done, total, stop=bool(asked_to_stop))
 
 
-def _step_context(training: Training, begun: Begun, method: Method, engines: tuple[Engine, ...]) -> StepContext:
-    data, settings = training.data, training.settings
-    clip, mechanism = Clip(method.clip_rule, settings.privacy.clip_norm), Mechanism(training.plan, begun.key, begun.ledger)
+def _step_context(training: Training, begun: Begun, progress: Progress) -> StepContext:
+    """Return what the steps of the current phase share: the model, or its head with stored features."""
+    data, settings, asked = training.data, training.settings, training.phases[training.phase]
+    model, images, method, stored = training.model, data.x_train, training.method, False
+    device = next(model.parameters()).device
+    workers, rows, shape = worker_count(device), settings.train.physical_batch, data.input_shape
+    if isinstance(asked.keys, HeadConfig):
+        method = method_of_head_phase(method, asked.keys.copies)
+        trunk = trunk_of(model, method, data.input_shape)
+        if trunk is not None:
+
+            def tell(done: int, total: int) -> None:
+                progress(max(begun.first, training.first_step), training.plan.steps, features=f"{100 * done / total:.0f} %")
+
+            images = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell)
+            model, stored, rows = model.get_submodule(head_name(model)), True, ROWS_OF_FEATURES
+    inputs = tuple(images.shape[2:] if stored else images.shape[1:])
+    engines = choose(settings.gradients.engine, model, method.loss, inputs, workers)
     context = StepContext(
-        training.model,
-        data.x_train,
+        model,
+        images,
         data.y_train,
         method,
-        clip,
+        Clip(method.clip_rule, asked.clip_norm),
         engines,
-        mechanism,
+        Mechanism(training.plan, begun.key, begun.ledger),
         training.optimizer,
-        settings.train.physical_batch,
+        rows,
+        stored_views=stored,
+        phase=training.phase,
     )
     return replace(context, small_parts=small_parts_change_no_bit(context))
 
@@ -197,8 +250,7 @@ class _SpentSoFar:
         if plan.target_epsilon is None or not self._private:
             return "inf"
         earlier = self._ledger.earlier
-        events = [*earlier, GaussianSteps(plan.noise_multiplier, plan.sampling_probability, steps)]
-        epsilon = compose(events, plan.delta, 1.0 if steps == plan.steps else COARSER)
+        epsilon = compose([*earlier, *plan.releases(steps)], plan.delta, 1.0 if steps == plan.steps else COARSER)
         return ceil_text(epsilon if earlier else min(epsilon, plan.target_epsilon), 2)  # all steps stay within it
 
 

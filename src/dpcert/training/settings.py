@@ -33,6 +33,29 @@ class TrainConfig(AveragingKeys, ScheduleKeys, OptimizerKeys, _LengthKeys):  # f
         return self.learning_rate * learning_rate_factor(self, step, steps)
 
 
+class HeadConfig(AveragingKeys, ScheduleKeys, OptimizerKeys):
+    """An optional first phase that trains the head of a pretrained model only; `steps` 0 leaves it out.
+
+    Each step uses `batch_size` records (by default all of them) and `copies` noisy views that are drawn once per record, so
+    that the features of the frozen layers are computed once. `budget` is the share of the privacy budget that the phase gets
+    if another one follows.
+    """
+
+    steps: int = Field(0, ge=0, le=10**6)
+    batch_size: int | None = Field(None, ge=1, le=LARGEST)
+    clip_norm: float = Field(0.2, gt=0, le=1e6)
+    copies: int = Field(8, ge=1, le=1024)
+    budget: float = Field(0.5, gt=0, lt=1)
+
+    def stated(self) -> dict[str, Any]:
+        """Return nothing without such a phase: configs of other runs have no section for it."""
+        return super().stated() if self.steps else {}
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """Return the learning rate of step 0, 1 ... steps - 1 of the phase."""
+        return self.learning_rate * learning_rate_factor(self, step, steps)
+
+
 class PrivacyConfig(Section):
     """The budget. `noise_seed` makes a run reproducible and NOT private."""
 
@@ -54,11 +77,15 @@ class Settings(Section):
     train: TrainConfig = TrainConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     gradients: GradientsConfig = GradientsConfig()
+    head: HeadConfig = HeadConfig()
 
     @classmethod
     def of(cls, **values: Any) -> "Settings":
-        """Build settings from key names without sections (``epochs=1, epsilon=3.0``): each name belongs to one section."""
-        tables: dict[str, dict[str, Any]] = {}
+        """Build settings from key names without sections (``epochs=1, epsilon=3.0``): each name belongs to one section.
+
+        ``head`` is a table of its own, ``{"steps": 100}``: its keys have the names of those in ``[train]``.
+        """
+        tables: dict[str, Any] = {"head": values.pop("head", {})}
         for key, value in values.items():
             section = SECTION_OF[one_of("train() setting", key, SECTION_OF)]
             tables.setdefault(section, {})[key] = value

@@ -87,6 +87,11 @@ def save_checkpoint(
             remove(older)
 
 
+def steps_in_checkpoint(directory: RunDirectory) -> int:
+    """Return the number of steps of the newest checkpoint; 0 if there is none yet."""
+    return int(_read_state(directory.state)["step"]) if directory.state.exists() else 0
+
+
 def load_checkpoint(
     directory: RunDirectory, model: nn.Module, optimizer: torch.optim.Optimizer, average: Sequence[Tensor] = ()
 ) -> Resumed | None:

@@ -27,7 +27,10 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What stays the same in every step. Each engine works on separate parts, in its own thread."""
+    """What stays the same in every step. Each engine works on separate parts, in its own thread.
+
+    With `stored_views`, a row of `images` has the views of a record, made before the first step (`features`).
+    """
 
     model: nn.Module
     images: Tensor
@@ -40,6 +43,13 @@ class StepContext:
     physical_batch: int
     small_parts: bool = False  # the result of `small_parts_change_no_bit`
     stop_asked: Callable[[], bool] = _never
+    stored_views: bool = False
+    phase: int = -1
+
+    @property
+    def batch_size(self) -> int:
+        """B of this phase of the plan."""
+        return self.mechanism.plan.every_phase[self.phase].batch_size
 
 
 @dataclass(frozen=True)
@@ -91,12 +101,17 @@ def _clipped_sum_of(context: StepContext, engine: Engine, indices: Tensor, part:
         F.pad(values[indices].to(device), (0, 0) * (values.ndim - 1) + (0, missing))
         for values in (context.images, context.labels)
     )
-    views_of = context.method.views_at(step * context.mechanism.plan.sampling_probability)
-    shape, key = (views_of.copies, *x.shape[1:]), context.mechanism.key
-    noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.start + part.size, shape, device, step)
-    views = views_of_each(views_of, context.model, x, labels, noise)
+    views = x if context.stored_views else _views_of_part(context, x, labels, part, step)
     clipped = engine(context.model, context.method.loss, views, labels, FirstOnly(context.clip, len(indices)))
     return ClippedSum(clipped.value, clipped.sensitivity, clipped.norms[: len(indices)])
+
+
+def _views_of_part(context: StepContext, x: Tensor, labels: Tensor, part: Part, step: int) -> Tensor:
+    """Return the views of one part; their noise depends on the positions in the batch, not on how it is split."""
+    views_of = context.method.views_at(context.mechanism.plan.epochs_after(step))
+    shape, key = (views_of.copies, *x.shape[1:]), context.mechanism.key
+    noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.start + part.size, shape, x.device, step)
+    return views_of_each(views_of, context.model, x, labels, noise)
 
 
 def views_of_each(views: Views, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
@@ -113,7 +128,7 @@ def _part_sizes(context: StepContext, rows: int) -> tuple[int, int]:
     A kernel may sum in a different order for a different number of rows. If the number of rows followed the number of
     sampled records, one more record could change the other gradients by a rounding error each. With fixed sizes it cannot.
     """
-    workers, expected = len(context.engines), context.mechanism.plan.batch_size
+    workers, expected = len(context.engines), context.batch_size
     most = max(1, rows // context.method.views.count)
     each = expected / (workers * -(-expected // (most * workers)))
     if most < POSITIONS_PER_BLOCK:
@@ -150,7 +165,8 @@ def small_parts_change_no_bit(context: StepContext) -> bool:
     large, small = _part_sizes(replace(context, small_parts=True), context.physical_batch)
     device = next(context.model.parameters()).device
     generator = torch.Generator().manual_seed(0)
-    views = torch.rand((large, context.method.views.count, *context.images.shape[1:]), generator=generator).to(device)
+    shape = context.images.shape[2:] if context.stored_views else context.images.shape[1:]
+    views = torch.rand((large, context.method.views.count, *shape), generator=generator).to(device)
     labels = torch.zeros(large, dtype=torch.long, device=device)
 
     def norms(engine: Engine, part: Part) -> Tensor:

@@ -9,19 +9,21 @@ from ...errors import ConfigError
 from ...methods import METHODS
 from ..config import override
 
-DATASETS = ("mnist", "fashion-mnist")
+DATASETS = ("mnist", "fashion-mnist")  # trained from scratch
+FINE_TUNED = ("cifar10",)  # from public weights
+FAMILIES = (*DATASETS, *FINE_TUNED)
 DEFAULT = "mnist/dp-gaussian"
 
 
 def names() -> list[str]:
     """All presets."""
-    return [f"{dataset}/{method}" for dataset in DATASETS for method in METHODS]
+    return [f"{dataset}/{method}" for dataset in FAMILIES for method in METHODS]
 
 
 def tables(name: str, sigma: float | None = None) -> dict[str, Any]:
     """The tables of a preset: only what differs from the defaults. Some settings depend on `sigma` (default 0.5)."""
     if name not in names():
-        hint = f"did you mean {name}/dp-gaussian? " if name in DATASETS else meant(name, names())
+        hint = f"did you mean {name}/dp-gaussian? " if name in FAMILIES else meant(name, names())
         raise ConfigError(
             f"preset {shown(name)} is unknown; {hint}list them with dpcert presets (a config file must end in .toml)"
         )

@@ -1,0 +1,15 @@
+"""Built-in architectures by name. Each is built from ``(input_shape, classes)``; some also take an `input_size`."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from .cnn import cnn, linear
+from .resnet import WIDTHS, resnet
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": cnn,
+    "linear": linear,
+    **{name: partial(resnet, name) for name in WIDTHS},
+}

@@ -1,0 +1,66 @@
+"""ModelSpec: which model, which public weights it starts from, and which of its parameters train."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .._validate import one_of
+from ..errors import ModelError
+from .factory import Factory, Shape, build_custom
+from .parts import ALL, freeze_others
+from .architectures import MODELS
+from .weights import PublicWeights, load_public, read_weights
+
+_SPEC, _PUBLIC = "dpcert_spec", "dpcert_public"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A packaged model by name, or the name of a custom factory, and how training starts."""
+
+    name: str = "cnn"
+    weights: str | None = None
+    train: str = ALL
+    input_size: int | None = None
+
+    def build(self, input_shape: Shape, classes: int, *, seed: int | None = None, factory: Factory | None = None) -> nn.Module:
+        """Build the model ready for private training: public weights loaded, other parameters frozen, statistics fixed."""
+        model = self.bare(input_shape, classes, seed=seed, factory=factory)
+        if self.weights is not None:
+            public = read_weights(self.weights)
+            load_public(model, public)
+            model.eval()  # BatchNorm uses its public statistics
+            setattr(model, _PUBLIC, public)
+        if self.train != ALL:
+            freeze_others(model, self.train)
+        setattr(model, _SPEC, self)
+        return model
+
+    def bare(self, input_shape: Shape, classes: int, *, seed: int | None = None, factory: Factory | None = None) -> nn.Module:
+        """Build the architecture with fresh weights; `seed` fixes them without changing the global generator."""
+        if factory is not None:
+            return build_custom(factory, input_shape, classes, seed)
+        build = MODELS[one_of("model.name", self.name, MODELS, error=ModelError)]
+        size = {} if self.input_size is None else {"input_size": self.input_size}
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            try:
+                return build(input_shape, classes, **size)
+            except TypeError as error:
+                if size and "input_size" in str(error):
+                    raise ModelError(f"model.input_size is set, but {self.name} takes images as they are; remove it") from error
+                raise
+
+
+def spec_of(model: nn.Module) -> ModelSpec:
+    """Return the spec that `model` was built from; for a custom module, its class as the name."""
+    known = getattr(model, _SPEC, None)
+    return known if isinstance(known, ModelSpec) else ModelSpec(type(model).__name__)
+
+
+def public_weights_of(model: nn.Module) -> PublicWeights | None:
+    """Return the public weights that `model` was built with, if any."""
+    public = getattr(model, _PUBLIC, None)
+    return public if isinstance(public, PublicWeights) else None
