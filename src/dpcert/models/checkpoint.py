@@ -1,4 +1,4 @@
-"""Load weights from a ``.safetensors`` file into a model. Every mismatch is a `ModelError` in one line; nothing is unpickled."""
+"""Load weights from a ``.safetensors`` file into a model. A mismatch is a `ModelError` in one line; nothing is unpickled."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +26,9 @@ def parse_tensors(data: bytes, origin: str) -> dict[str, Tensor]:
         tensors = safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{origin} is not a .safetensors file ({reason}); convert the weights or download them again") from error
+        raise ModelError(
+            f"{origin} is not a .safetensors file ({reason}); convert the weights or download them again"
+        ) from error
     single = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     for name, tensor in single.items():
         if not bool(torch.isfinite(tensor).all()):

@@ -50,7 +50,7 @@ def _norm(width: int) -> nn.LayerNorm:
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float) -> Tensor:
     """Multi-head attention of ``[n, tokens, width]`` tensors."""
-    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, key, value))
+    query, key, value = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in (query, key, value))
     scores = (query * scale) @ key.transpose(-2, -1)
     return (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)
 
@@ -116,7 +116,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""
         x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        output: Tensor = x + self.mlp(self.norm2(x))
+        return output
 
 
 class Fusion(nn.Module):
@@ -129,7 +130,8 @@ class Fusion(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The new class token, ``[n, 1, width]``."""
-        return x[:, :1] + self.attn(self.norm1(x))
+        token: Tensor = x[:, :1] + self.attn(self.norm1(x))
+        return token
 
 
 def _project(width_in: int, width: int) -> nn.Sequential:
@@ -273,11 +275,11 @@ def _current_name(name: str) -> str:
 
 def _resized_positions(given: Tensor, expected: Tensor) -> Tensor:
     """Position embeddings ``[1, 1 + side^2, width]`` for another number of patches; unchanged if they cannot be resized."""
-    if given.ndim != 3 or given.shape == expected.shape or given.shape[2] != expected.shape[2]:
+    if given.ndim != 3 or given.shape == expected.shape or not given.is_floating_point():
         return given
-    side, new_side = math.isqrt(given.shape[1] - 1), math.isqrt(expected.shape[1] - 1)
-    if given.shape[0] != 1 or side < 1 or side**2 != given.shape[1] - 1:
+    side, new_side = math.isqrt(max(given.shape[1] - 1, 0)), math.isqrt(expected.shape[1] - 1)
+    if side < 1 or given.shape != (1, 1 + side**2, expected.shape[2]):
         return given
-    grid = given[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+    grid = torch.unflatten(given[:, 1:].transpose(1, 2), 2, (side, side))
     resized = F.interpolate(grid, size=(new_side, new_side), mode="bicubic", align_corners=False, antialias=new_side < side)
     return torch.cat([given[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)

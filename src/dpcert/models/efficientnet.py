@@ -100,11 +100,7 @@ class EfficientNet(nn.Module):
     """
 
     def __init__(
-        self,
-        input_shape: tuple[int, int, int],
-        classes: int,
-        input_size: int = INPUT_SIZE,
-        architecture: Architecture = LITE0,
+        self, input_shape: tuple[int, int, int], classes: int, input_size: int = INPUT_SIZE, architecture: Architecture = LITE0
     ) -> None:
         super().__init__()
         check_input("efficientnet-lite0", input_shape, input_size, _MULTIPLE)
