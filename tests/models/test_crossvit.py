@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import dpcert
 from dpcert.data import fetch
 from dpcert.errors import ModelError
 from dpcert.isolation import refuse_mixing
@@ -309,3 +310,19 @@ def test_a_download_is_kept_if_it_is_safetensors(tmp_path, monkeypatch):
     assert kept.read_bytes() == path.read_bytes()
     path.unlink()
     assert hub.crossvit_weights() == kept
+
+
+@pytest.mark.slow
+def test_one_private_step_of_the_full_network():
+    """B = 16 at 240 x 240 pixels, DP-Gaussian with one noisy copy, through `dpcert.train` with all of its checks."""
+    generator = np.random.default_rng(0)
+    images, labels = generator.random((72, 3, 32, 32), dtype=np.float32), np.arange(72) % 10
+    data = dpcert.Dataset(images[:64], labels[:64], images[64:], labels[64:], classes=10, size=64)
+    model = CrossViTClassifier((3, 32, 32), 10)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    method = dpcert.method("dp-gaussian", sigma=0.25, copies=1)
+    options = {"clip_norm": 0.1, "optimizer": "adam", "learning_rate": 1e-3, "noise_seed": 1}
+    run = dpcert.train(model, data, method, epochs=16 / 64 + 1e-9, batch_size=16, physical_batch=16, **options)
+    assert run.plan.steps == 1 and run.plan.batch_size == 16
+    moved = {name: float((parameter.detach() - before[name]).abs().max()) for name, parameter in model.named_parameters()}
+    assert all(0 < change <= 1.01e-3 for change in moved.values())  # Adam's first step: the learning rate, in every weight
