@@ -15,10 +15,10 @@ class Normalize(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, mean: tuple[float, ...] = (0.5,), scale: tuple[float, ...] = (0.25,)) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.full((channels, 1, 1), 0.5))
-        self.register_buffer("scale", torch.full((channels, 1, 1), 0.25))
+        self.register_buffer("mean", torch.tensor(mean).expand(channels).reshape(channels, 1, 1).clone())
+        self.register_buffer("scale", torch.tensor(scale).expand(channels).reshape(channels, 1, 1).clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """(x - mean) / scale."""
