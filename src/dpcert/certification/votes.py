@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..isolation import Forward, each_row_alone, keeps_rows_apart, refuse_mixing
+from ..isolation import Forward, refuse_mixing
 from ..outputs import copied, logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
 from .compiled import Rest, compile_rest
+from .heads import each_vote_alone, heads_in, keeps_votes_apart
 from .smooth import Counter
 
 TIE_TOLERANCE = 2.0**-16  # relative to the largest logit; float32 rounding in a small network stays below it
@@ -45,7 +46,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None:
     """Raise `ModelError` if the noisy copies of an input change each other's votes."""
-    if keeps_rows_apart(voter, input_shape):
+    if keeps_votes_apart(voter, input_shape):
         return
     try:
         refuse_mixing(voter, input_shape, voting=True)
@@ -67,7 +68,7 @@ class FreshVotes:
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
         """The contract of `Counter`."""
         x = x.to(self.device)
-        forward = self._forward = self._forward or each_row_alone(self.model, tuple(x.shape))
+        forward = self._forward = self._forward or each_vote_alone(self.model, tuple(x.shape))
 
         def chunks() -> Iterator[Tensor]:
             for first in range(start, stop, self.batch):
@@ -75,7 +76,7 @@ class FreshVotes:
                 noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index, ROWS_ON_CPU)
                 yield forward(torch.add(x, noise, alpha=self.sigma))
 
-        return tally(chunks())
+        return tally(chunks(), heads_in(self.model))
 
 
 class BankVotes:
@@ -95,27 +96,69 @@ class BankVotes:
         """The contract of `Counter`."""
         features = self.cut.features(x.unsqueeze(0).to(self.device))
         chunks = self.bank.parts[purpose][start:stop].split(self.batch)  # type: ignore[no-untyped-call]
-        return tally(self.rest(noise, features) for noise in chunks)
+        return tally((self.rest(noise, features) for noise in chunks), heads_in(self.cut.model))
 
     def _eager(self, noise: Tensor, features: Tensor) -> Tensor:
         logits = self.cut.logits(torch.add(noise, features, out=self._buffer[: len(noise)]))
         return logits.clone()  # a model that ends with its first layer returns the buffer itself
 
 
-def tally(chunks: Iterable[Tensor]) -> np.ndarray:
-    """Count the votes per class over all chunks of logits. Counts several chunks at once; memory does not grow with n."""
+class OneInput:
+    """The counters of several heads for one input: each range of votes is cast once, for all heads."""
+
+    def __init__(self, counter: Counter, heads: int) -> None:
+        self._counter, self._heads = counter, heads
+        self._cast: dict[tuple[int, int, Purpose, int], np.ndarray] = {}
+
+    def of_head(self, head: int) -> Counter:
+        """Return the counter of one head."""
+        return _OfHead(self, head)
+
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int, head: int) -> np.ndarray:
+        """The contract of `Counter`, for one head."""
+        asked = (start, stop, purpose, index)
+        if asked not in self._cast:
+            self._cast[asked] = self._counter.count(x, start, stop, purpose, index)
+        return np.split(self._cast[asked], self._heads)[head]
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise."""
+        return self._counter.sigma
+
+
+@dataclass(frozen=True)
+class _OfHead:
+    """A counter for one of the heads."""
+
+    shared: OneInput
+    head: int
+
+    @property
+    def sigma(self) -> float:
+        return self.shared.sigma
+
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
+        return self.shared.count(x, start, stop, purpose, index, self.head)
+
+
+def tally(chunks: Iterable[Tensor], heads: int = 1) -> np.ndarray:
+    """Count the votes per class over all chunks of logits. Counts several chunks at once; memory does not grow with n.
+
+    The logits of several heads stand side by side, and so do their counts.
+    """
     waiting: list[Tensor] = []
     votes, kept = np.zeros(0, dtype=np.int64), 0
     for logits in chunks:
         waiting.append(logits_of(logits))
         kept += logits.numel()
         if kept >= _LOGITS_KEPT:
-            votes, waiting, kept = _added(votes, waiting), [], 0
-    return _added(votes, waiting) if waiting else votes
+            votes, waiting, kept = _added(votes, waiting, heads), [], 0
+    return _added(votes, waiting, heads) if waiting else votes
 
 
-def _added(votes: np.ndarray, waiting: list[Tensor]) -> np.ndarray:
-    new = winners(torch.cat(waiting))
+def _added(votes: np.ndarray, waiting: list[Tensor], heads: int) -> np.ndarray:
+    new = np.concatenate([winners(logits) for logits in torch.cat(waiting).chunk(heads, dim=1)])
     return votes + new if len(votes) else new
 
 
@@ -209,9 +252,9 @@ class Voter:
             return replace(known, cut=copy.deepcopy(known.cut))
 
     def _prepare(self, x: Tensor) -> _Prepared:
-        cut = split(self.model, x, self.sigma)
+        cut = split(self.model, x, self.sigma, keeps_votes_apart, each_vote_alone)
         rest = compile_rest(cut, cut.features(x[:1].to(self.device))) if cut is not None and self.device.type == "cpu" else None
-        return _Prepared(each_row_alone(self.model, tuple(x.shape[1:])), cut, rest)
+        return _Prepared(each_vote_alone(self.model, tuple(x.shape[1:])), cut, rest)
 
 
 def voting(
