@@ -186,8 +186,8 @@ WIDER = [
     ),
     Mutant(
         "store/growing.py",
-        "[[held[key] for key in wanted]",
-        "return list(done.values())",
+        "return [[held[key] for key in wanted] for",
+        "return [list(held.values()) for",
         (f"{SWEEP}::test_finished_rows_are_left_alone_and_more_examples_extend_them",),
         "rows nobody asked for count in the figures",
     ),
