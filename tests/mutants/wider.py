@@ -573,7 +573,7 @@ WIDER = [
     ),
     Mutant(
         "certification/bank.py",
-        "self._rows_together = proof(model, input_shape)",
+        "self._rows_together = keeps_rows_apart(model, input_shape) if proven is None else proven",
         "self._rows_together = True",
         (f"{MIXING}::test_a_cut_model_runs_each_row_alone",),
         "votes from a bank run a custom forward on many noisy inputs",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..isolation import Forward, each_row_alone, keeps_rows_apart, one_at_a_time
+from ..isolation import Forward, each_row_alone, one_at_a_time
 
 _PROBED = 16  # inputs on which the parts are compared with the whole models
 
@@ -29,10 +29,7 @@ class SharedHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[n, heads * classes]``."""
-        return self.votes(self.trunk(x))
-
-    def votes(self, features: Tensor) -> Tensor:
-        """Apply every head to the features of the trunk."""
+        features = self.trunk(x)
         return torch.cat([head(features) for head in self.heads], dim=1)
 
 
@@ -51,19 +48,16 @@ def heads_in(model: nn.Module) -> int:
     return len(model.heads) if isinstance(model, SharedHeads) else 1
 
 
-def keeps_votes_apart(model: nn.Module, input_shape: tuple[int, ...]) -> bool:
-    """Like `keeps_rows_apart`, also for several heads: plain linear layers on the features of a row."""
-    return keeps_rows_apart(model.trunk if isinstance(model, SharedHeads) else model, input_shape)
-
-
 def each_vote_alone(model: nn.Module, input_shape: tuple[int, ...]) -> Forward:
-    """Like `each_row_alone`, also for several heads."""
+    """Like `each_row_alone`, also for several heads: plain linear layers on the features of a row.
+
+    Returns a module only if it provably keeps rows apart, so that they may run together.
+    """
     if not isinstance(model, SharedHeads):
         return each_row_alone(model, input_shape)
-    if not keeps_rows_apart(model.trunk, input_shape):
-        return one_at_a_time(model)
     trunk = each_row_alone(model.trunk, input_shape)
-    return lambda x: model.votes(trunk(x))
+    heads = [head for head in model.heads if isinstance(head, nn.Linear)]
+    return SharedHeads(trunk, heads).eval() if isinstance(trunk, nn.Module) else one_at_a_time(model)
 
 
 def headed(model: nn.Module, x: Tensor) -> Headed | None:

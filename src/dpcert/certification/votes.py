@@ -20,8 +20,8 @@ from ..outputs import copied, logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
-from .compiled import Rest, compile_rest
-from .heads import each_vote_alone, heads_in, keeps_votes_apart
+from .compiled import Rest, compile_rest, compile_whole
+from .heads import each_vote_alone, heads_in
 from .smooth import Counter
 
 TIE_TOLERANCE = 2.0**-16  # relative to the largest logit; float32 rounding in a small network stays below it
@@ -46,8 +46,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None:
     """Raise `ModelError` if the noisy copies of an input change each other's votes."""
-    if keeps_votes_apart(voter, input_shape):
-        return
+    if isinstance(each_vote_alone(voter, input_shape), nn.Module):
+        return  # provably apart
     try:
         refuse_mixing(voter, input_shape, voting=True)
     except ModelError:
@@ -59,10 +59,12 @@ def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None
 class FreshVotes:
     """Separate noise for every input: a function of (key, purpose, index of the input, position)."""
 
-    def __init__(self, model: nn.Module, sigma: float, key: bytes, batch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, sigma: float, key: bytes, batch: int | None = None, forward: Forward | None = None
+    ) -> None:
         self.model, self.sigma, self.key = model, sigma, key
         self.device = device_of(model)
-        self._forward: Forward | None = None
+        self._forward = forward  # of `model`, each row alone
         self.batch = batch or _rows(self.device)
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
@@ -202,6 +204,7 @@ class Voter:
         self.device = device_of(self.model)
         self._checked: set[tuple[int, ...]] = set()
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
+        self._compiled: dict[tuple[int, ...], Forward | None] = {}
         self._one_at_a_time = threading.Lock()
 
     @contextlib.contextmanager
@@ -213,8 +216,9 @@ class Voter:
             self._check(x)
             counters = None if fresh_noise else self._from_a_bank(x, key, votes)
             if counters is None:
+                compiled = self._whole_compiled(x)
                 workers = range(worker_count(self.device))
-                counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch) for _ in workers]
+                counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch, compiled) for _ in workers]
             yield counters
 
     def _check(self, x: Tensor) -> None:
@@ -225,6 +229,16 @@ class Voter:
                 require_logits(self.model, x[:1].to(self.device))
                 refuse_mixing_voters(self.model, shape)
                 self._checked.add(shape)
+
+    def _whole_compiled(self, x: Tensor) -> Forward | None:
+        """Return the whole model compiled for these inputs, or None: once per shape, and only where it keeps rows apart."""
+        shape = tuple(x.shape[1:])
+        with self._one_at_a_time:
+            if shape not in self._compiled:
+                whole = each_vote_alone(self.model, shape) if self.device.type == "cpu" else None
+                compiled = compile_whole(whole, x, self.sigma) if isinstance(whole, nn.Module) else None
+                self._compiled[shape] = compiled
+            return self._compiled[shape]
 
     def _from_a_bank(self, x: Tensor, key: bytes, votes: dict[Purpose, int]) -> list[Counter] | None:
         prepared = self._ready_for(x)
@@ -252,9 +266,10 @@ class Voter:
             return replace(known, cut=copy.deepcopy(known.cut))
 
     def _prepare(self, x: Tensor) -> _Prepared:
-        cut = split(self.model, x, self.sigma, keeps_votes_apart, each_vote_alone)
+        whole = each_vote_alone(self.model, tuple(x.shape[1:]))
+        cut = split(self.model, x, self.sigma, whole)
         rest = compile_rest(cut, cut.features(x[:1].to(self.device))) if cut is not None and self.device.type == "cpu" else None
-        return _Prepared(each_vote_alone(self.model, tuple(x.shape[1:])), cut, rest)
+        return _Prepared(whole, cut, rest)
 
 
 def voting(
