@@ -76,6 +76,12 @@ def compile_whole(model: nn.Module, x: Tensor, sigma: float) -> Forward | None:
     return whole if faster else None
 
 
+def seconds_a_row(model: nn.Module, x: Tensor) -> float:
+    """Return how long a row takes in PyTorch; `x` is one input."""
+    rows = x.expand(_ROWS, *x.shape[1:]).contiguous()
+    return _seconds(model, rows) / _ROWS
+
+
 def _rows_stay_apart(whole: Forward, rows: Tensor) -> bool:
     """Return whether each row of a batch has the logits that it has alone, up to rounding."""
     mixed = torch.cat([dissimilar_rows(tuple(rows.shape[1:])), rows[:6]])

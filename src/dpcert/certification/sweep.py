@@ -192,7 +192,7 @@ class SmoothedClassifier:
         """Run PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
         Request(self.sigma, 1, n, alpha)
         x = check_inputs(x)
-        with self._voter.counters(x, secret_key(), {}, fresh_noise=True) as counters:
+        with self._voter.counters(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
             work = parallel_map(counters, lambda counter, i: smooth.predict(counter, x[i], n, alpha, i), range(len(x)))
             return torch.tensor(list(work))
 

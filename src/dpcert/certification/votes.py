@@ -20,12 +20,13 @@ from ..outputs import copied, logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
-from .compiled import Rest, compile_rest, compile_whole
+from .compiled import Rest, compile_rest, compile_whole, seconds_a_row
 from .heads import each_vote_alone, heads_in
 from .smooth import Counter
 
 TIE_TOLERANCE = 2.0**-16  # relative to the largest logit; float32 rounding in a small network stays below it
 _LOGITS_KEPT = 1 << 20  # 4 MB; counting chunk by chunk would be slower
+WORTH_COMPILING = 3.0  # seconds of votes; compiling takes less than one
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk fits in a core's cache; other devices need large chunks
 
 
@@ -121,7 +122,7 @@ class OneInput:
         asked = (start, stop, purpose, index)
         if asked not in self._cast:
             self._cast[asked] = self._counter.count(x, start, stop, purpose, index)
-        return np.split(self._cast[asked], self._heads)[head]
+        return np.split(self._cast[asked], self._heads)[head].copy()
 
     @property
     def sigma(self) -> float:
@@ -216,7 +217,7 @@ class Voter:
             self._check(x)
             counters = None if fresh_noise else self._from_a_bank(x, key, votes)
             if counters is None:
-                compiled = self._whole_compiled(x)
+                compiled = self._whole_compiled(x, sum(votes.values()) * len(x))
                 workers = range(worker_count(self.device))
                 counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch, compiled) for _ in workers]
             yield counters
@@ -230,14 +231,18 @@ class Voter:
                 refuse_mixing_voters(self.model, shape)
                 self._checked.add(shape)
 
-    def _whole_compiled(self, x: Tensor) -> Forward | None:
-        """Return the whole model compiled for these inputs, or None: once per shape, and only where it keeps rows apart."""
+    def _whole_compiled(self, x: Tensor, votes: int) -> Forward | None:
+        """Return the whole model compiled for these inputs, or None: once per shape, and only if it keeps rows apart.
+
+        Compiling takes as long as many thousand votes of a small network, so a few votes are cast without it.
+        """
         shape = tuple(x.shape[1:])
         with self._one_at_a_time:
             if shape not in self._compiled:
                 whole = each_vote_alone(self.model, shape) if self.device.type == "cpu" else None
-                compiled = compile_whole(whole, x, self.sigma) if isinstance(whole, nn.Module) else None
-                self._compiled[shape] = compiled
+                if not isinstance(whole, nn.Module) or votes * seconds_a_row(whole, x[:1]) < WORTH_COMPILING:
+                    return None
+                self._compiled[shape] = compile_whole(whole, x, self.sigma)
             return self._compiled[shape]
 
     def _from_a_bank(self, x: Tensor, key: bytes, votes: dict[Purpose, int]) -> list[Counter] | None:
