@@ -158,7 +158,7 @@ def test_the_compiled_rest_is_used_where_it_is_right_and_left_where_it_is_not(mo
     with evaluating(CUT["cnn"]()) as model:
         cut = split(model, X, 0.5)
         monkeypatch.setattr(
-            "dpcert.certification.compiled._seconds", lambda rest, noise, own: 0.0 if rest.__name__ == "rest" else 1.0
+            "dpcert.certification.compiled._seconds", lambda rest, *inputs: 0.0 if rest.__name__ == "rest" else 1.0
         )
         assert compile_rest(cut, cut.features(X[:1])) is not None
         monkeypatch.setattr("dpcert.certification.compiled.agree", lambda a, b: False)

@@ -186,8 +186,8 @@ WIDER = [
     ),
     Mutant(
         "store/growing.py",
-        "return [done[key] for key in wanted]",
-        "return list(done.values())",
+        "return [[held[key] for key in wanted] for",
+        "return [list(held.values()) for",
         (f"{SWEEP}::test_finished_rows_are_left_alone_and_more_examples_extend_them",),
         "rows nobody asked for count in the figures",
     ),
@@ -286,8 +286,8 @@ WIDER = [
     ),
     Mutant(
         "cli/certify.py",
-        "Request(chosen, n0, n, alpha, fresh_noise, skip_misclassified)",
-        "Request(chosen, n0, n, alpha, skip_misclassified, fresh_noise)",
+        "Request(chosen, n0, n, alpha, fresh_noise, skips)",
+        "Request(chosen, n0, n, alpha, skips, fresh_noise)",
         (f"{COMMANDS}::test_robust_at_a_radius",),
         "two options are exchanged",
     ),
@@ -573,7 +573,7 @@ WIDER = [
     ),
     Mutant(
         "certification/bank.py",
-        "self._rows_together = keeps_rows_apart(model, input_shape)",
+        "self._rows_together = keeps_rows_apart(model, input_shape) if proven is None else proven",
         "self._rows_together = True",
         (f"{MIXING}::test_a_cut_model_runs_each_row_alone",),
         "votes from a bank run a custom forward on many noisy inputs",

@@ -56,6 +56,20 @@ def tiny(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(input_shape).numel(), 6), nn.Tanh(), nn.Linear(6, classes))
 
 
+def frozen(input_shape, classes, trunk_seed=0):
+    """A fixed random trunk with a trained head."""
+    generator = torch.Generator().manual_seed(trunk_seed)
+    conv = nn.Conv2d(input_shape[0], 4, 3, padding=1)
+    inner = nn.Linear(4 * torch.Size(input_shape[1:]).numel(), 12)
+    for parameter in (*conv.parameters(), *inner.parameters()):
+        parameter.requires_grad_(False).copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return nn.Sequential(conv, nn.ReLU(), nn.Flatten(), inner, nn.Tanh(), nn.Linear(12, classes))
+
+
+def frozen_otherwise(input_shape, classes):
+    return frozen(input_shape, classes, trunk_seed=1)
+
+
 class Mixing(nn.Sequential):
     """Divides by the largest pixel of the batch."""
 

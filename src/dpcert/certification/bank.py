@@ -35,15 +35,15 @@ class _ReachedError(Exception):
 class SplitModel:
     """A model split after its first linear layer: `features` is the first part, `logits` the rest.
 
-    Rows run together only if the model provably processes each row independently (`isolation`).
+    Rows run together only if the model provably processes each row independently (`isolation`); `proven` if that is known.
     """
 
-    def __init__(self, model: nn.Module, name: str, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, model: nn.Module, name: str, input_shape: tuple[int, ...], proven: bool | None = None) -> None:
         self.model = copy.deepcopy(model)
         self._layer: Any = self.model.get_submodule(name)
         self._forward = self._layer.forward
         self._nothing = torch.zeros((1, *input_shape), device=next(self.model.parameters()).device)
-        self._rows_together = keeps_rows_apart(model, input_shape)
+        self._rows_together = keeps_rows_apart(model, input_shape) if proven is None else proven
 
     def features(self, x: Tensor) -> Tensor:
         """Return the output of the first linear layer for each row."""
@@ -72,16 +72,22 @@ class SplitModel:
         return logits
 
 
-def split(model: nn.Module, x: Tensor, sigma: float) -> SplitModel | None:
+def split(model: nn.Module, x: Tensor, sigma: float, whole: Forward | None = None) -> SplitModel | None:
     """Split `model` after its first Conv or Linear layer; None if the split model differs on inputs like `x` at `sigma`.
 
     Checked on the inputs themselves with noise three times as large: the layer must be affine in the input (not after a
     clamp), and the rest must depend only on its output (no skip connection from the input).
+
+    `whole` is the model as `each_row_alone` returns it: a module only if it provably keeps rows apart.
     """
-    for name, layer in model.named_modules():
+    shape = tuple(x.shape[1:])
+    whole = whole or each_row_alone(model, shape)
+    proven = isinstance(whole, nn.Module)
+    base = whole if isinstance(whole, nn.Module) else model
+    for name, layer in base.named_modules():
         if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
-            cut = SplitModel(model, name, tuple(x.shape[1:]))
-            return cut if cut_is_the_same(cut, each_row_alone(model, tuple(x.shape[1:])), x, sigma) else None
+            cut = SplitModel(base, name, shape, proven)
+            return cut if cut_is_the_same(cut, whole, x, sigma) else None
     return None
 
 

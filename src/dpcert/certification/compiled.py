@@ -1,8 +1,9 @@
-"""Run the rest of a split model in ONNX Runtime, if that is installed, correct and faster.
+"""Run a model, or the rest of a split model, in ONNX Runtime, if that is installed, correct and faster.
 
-On a CPU, PyTorch spends most of a vote in tanh and max-pool; ONNX Runtime needs a fraction of that time. The compiled model
-is used only if its logits agree with PyTorch's up to rounding, for several batch sizes, and if it is measured to be faster.
-Otherwise PyTorch is used.
+On a CPU, PyTorch spends most of a vote in tanh and max-pool; ONNX Runtime needs a fraction of that time. It also folds the
+BatchNorm of a frozen network, its activations and its shortcuts into the convolutions, in its own copy of the weights. The
+compiled model is used only if its logits agree with PyTorch's up to rounding, for several batch sizes, if each row of a batch
+has the logits that it has alone, and if it is measured to be faster. Otherwise PyTorch is used.
 """
 
 import io
@@ -15,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..isolation import Forward, dissimilar_rows
 from .bank import SplitModel, agree
 
 Rest = Callable[[Tensor, Tensor], Tensor]
 _ROWS = 128
+_BATCHES = (1, 5, _ROWS)
 
 
 class _NoisePlusFeatures(nn.Module):
@@ -35,29 +38,73 @@ def compile_rest(cut: SplitModel, features: Tensor) -> Rest | None:
 
     `features` is the first layer's output for some input.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        return None
     noise = torch.randn((_ROWS, *features.shape[1:]), generator=torch.Generator().manual_seed(0)) * features.abs().mean()
     try:
-        session = onnxruntime.InferenceSession(
-            _exported(cut, noise[:3], features), _options(onnxruntime), ["CPUExecutionProvider"]
-        )
+        session = _session(_NoisePlusFeatures(cut), {"noise": noise[:3], "features": features}, ["noise"])
+        if session is None:
+            return None
 
         def rest(noise: Tensor, features: Tensor) -> Tensor:
             feeds = {"noise": noise.contiguous().numpy(), "features": features.contiguous().numpy()}
             return torch.from_numpy(session.run(None, feeds)[0])
 
         with torch.inference_mode():
-            right = all(agree(rest(noise[:n], features), cut.logits(noise[:n] + features)) for n in (1, 5, _ROWS))
+            right = all(agree(rest(noise[:n], features), cut.logits(noise[:n] + features)) for n in _BATCHES)
             faster = right and _seconds(rest, noise, features) < _seconds(lambda a, b: cut.logits(a + b), noise, features)
     except Exception:  # what the exporter or the runtime cannot do is run by PyTorch
         return None
     return rest if faster else None
 
 
-def _exported(cut: SplitModel, noise: Tensor, features: Tensor) -> bytes:
+def compile_whole(model: nn.Module, x: Tensor, sigma: float) -> Forward | None:
+    """``rows [n, ...] -> logits`` by ONNX Runtime, or None. `model` must keep rows apart; `x` are some inputs."""
+    rows = x[torch.arange(_ROWS) % len(x)]
+    rows = rows + sigma * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    try:
+        session = _session(model, {"rows": rows[:3]}, ["rows"])
+        if session is None:
+            return None
+
+        def whole(rows: Tensor) -> Tensor:
+            return torch.from_numpy(session.run(None, {"rows": rows.contiguous().numpy()})[0])
+
+        with torch.inference_mode():
+            right = all(agree(whole(rows[:n]), model(rows[:n])) for n in _BATCHES) and _rows_stay_apart(whole, rows)
+            faster = right and _seconds(whole, rows) < _seconds(model, rows)
+    except Exception:  # what the exporter or the runtime cannot do is run by PyTorch
+        return None
+    return whole if faster else None
+
+
+def seconds_a_row(model: nn.Module, x: Tensor) -> float:
+    """Return how long a row takes in PyTorch; `x` is one input."""
+    rows = x.expand(_ROWS, *x.shape[1:]).contiguous()
+    return _seconds(model, rows) / _ROWS
+
+
+def _rows_stay_apart(whole: Forward, rows: Tensor) -> bool:
+    """Return whether each row of a batch has the logits that it has alone, up to rounding."""
+    mixed = torch.cat([dissimilar_rows(tuple(rows.shape[1:])), rows[:6]])
+    orders = (torch.arange(len(mixed)), torch.arange(len(mixed)).flip(0), torch.arange(0, len(mixed), 2))
+    alone = [whole(row) for row in mixed.split(1)]  # type: ignore[no-untyped-call]
+    return all(
+        agree(logits, alone[int(row)][0]) for order in orders for row, logits in zip(order, whole(mixed[order]), strict=True)
+    )
+
+
+def _session(model: nn.Module, inputs: dict[str, Tensor], batched: list[str]) -> Any:
+    """Return the model in ONNX Runtime, or None if that is not installed; the first dimension of `batched` inputs is free."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # the cores work on different inputs
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(_exported(model, inputs, batched), options, ["CPUExecutionProvider"])
+
+
+def _exported(model: nn.Module, inputs: dict[str, Tensor], batched: list[str]) -> bytes:
     data, quiet = io.BytesIO(), logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -65,13 +112,13 @@ def _exported(cut: SplitModel, noise: Tensor, features: Tensor) -> bytes:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                _NoisePlusFeatures(cut).eval(),
-                (noise, features),
+                model.eval(),
+                tuple(inputs.values()),
                 data,  # type: ignore[arg-type]
                 dynamo=False,
-                input_names=["noise", "features"],
+                input_names=list(inputs),
                 output_names=["logits"],
-                dynamic_axes={"noise": {0: "n"}, "logits": {0: "n"}},
+                dynamic_axes={name: {0: "n"} for name in (*batched, "logits")},
                 opset_version=17,
             )
     finally:
@@ -79,17 +126,10 @@ def _exported(cut: SplitModel, noise: Tensor, features: Tensor) -> bytes:
     return data.getvalue()
 
 
-def _options(onnxruntime: Any) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # the cores work on different inputs
-    options.log_severity_level = 3
-    return options
-
-
-def _seconds(rest: Rest, noise: Tensor, features: Tensor) -> float:
+def _seconds(run: Callable[..., Tensor], *inputs: Tensor) -> float:
     best = float("inf")
     for _ in range(4):
         began = time.perf_counter()
-        rest(noise, features)
+        run(*inputs)
         best = min(best, time.perf_counter() - began)
     return best

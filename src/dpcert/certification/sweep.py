@@ -1,7 +1,7 @@
 """Certificates for a whole test set, written row by row and resumable at any example."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,13 +14,14 @@ from .._validate import finite_in, integer_in
 from ..errors import DataError, RunError
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
-from ..store.growing import append_missing_rows
+from ..store.growing import append_missing_rows, append_missing_rows_to_all
 from ..store.records import CertificateRow, RobustRow
 from ..workers import parallel_map
 from . import smooth
+from .heads import heads_in
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .smooth import Counter
-from .votes import Voter
+from .votes import OneInput, Voter
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
 _NO_LABEL = -2  # neither a class nor "abstain"
@@ -191,7 +192,7 @@ class SmoothedClassifier:
         """Run PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
         Request(self.sigma, 1, n, alpha)
         x = check_inputs(x)
-        with self._voter.counters(x, secret_key(), {}, fresh_noise=True) as counters:
+        with self._voter.counters(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
             work = parallel_map(counters, lambda counter, i: smooth.predict(counter, x[i], n, alpha, i), range(len(x)))
             return torch.tensor(list(work))
 
@@ -301,20 +302,52 @@ def certify_to_file(
     The noise is a function of the key (and of i, with fresh noise): an interrupted run resumes with the same rows.
     """
 
-    def row(counter: Counter, index: int) -> CertificateRow:
-        began, label = time.perf_counter(), int(y[index])
-        c = request.certify(counter, x[index], label, index)
-        seconds = time.perf_counter() - began
-        return CertificateRow(index, label, c.predict, c.radius, int(c.predict == label), seconds, c.count, c.n, c.p_lower)
+    files = [(path, indices)]
+    return certify_to_files(model, x, y, files, request, key=key, batch=batch, progress=progress)[0]
+
+
+def certify_to_files(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    files: Sequence[tuple[Path, Sequence[int]]],
+    request: Request,
+    *,
+    key: bytes,
+    batch: int | None = None,
+    progress: Progress = silent,
+) -> list[list[CertificateRow]]:
+    """Like `certify_to_file` for the heads of a model, in one pass: a file and its indices for each head, in their order.
+
+    Guarantee: a head gets the rows that it gets alone. The trunk runs for an image if any head needs its votes.
+    """
+    heads = heads_in(model)
+    if heads != len(files):
+        raise ValueError(f"{len(files)} files for {heads} heads")
+
+    def rows(counter: Counter, item: tuple[int, list[int]]) -> list[tuple[int, CertificateRow]]:
+        index, wanting = item
+        began, label, votes = time.perf_counter(), int(y[index]), OneInput(counter, heads)
+        found = [request.certify(votes.of_head(head), x[index], label, index) for head in wanting]
+        seconds = (time.perf_counter() - began) / len(wanting)
+        return [(head, _row(index, label, c, seconds)) for head, c in zip(wanting, found, strict=True)]
+
+    def missing(todo: list[list[int]]) -> Generator[list[tuple[int, CertificateRow]]]:
+        lacking = [set(each) for each in todo]
+        wanting = [(i, [head for head in range(heads) if i in lacking[head]]) for i in sorted(set().union(*lacking))]
+        wanted = sorted({index for _, indices in files for index in indices})
+        classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
+        with classifier.counters(x[wanted], request, key) as counters:
+            yield from parallel_map(counters, rows, wanting)
 
     def earned(row: CertificateRow) -> float:
         return row.radius if row.correct else 0.0
 
-    classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
-    with classifier.counters(x[list(indices)], request, key) as counters:
-        return append_missing_rows(
-            CertificateRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("acr", earned)
-        )
+    return append_missing_rows_to_all(CertificateRow, files, missing, progress, mean_of=("acr", earned))
+
+
+def _row(index: int, label: int, c: smooth.Certificate, seconds: float) -> CertificateRow:
+    return CertificateRow(index, label, c.predict, c.radius, int(c.predict == label), seconds, c.count, c.n, c.p_lower)
 
 
 def decide_to_file(

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..isolation import Forward, each_row_alone, keeps_rows_apart, refuse_mixing
+from ..isolation import Forward, refuse_mixing
 from ..outputs import copied, logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
 from ..workers import worker_count
 from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
-from .compiled import Rest, compile_rest
+from .compiled import Rest, compile_rest, compile_whole, seconds_a_row
+from .heads import each_vote_alone, heads_in
 from .smooth import Counter
 
 TIE_TOLERANCE = 2.0**-16  # relative to the largest logit; float32 rounding in a small network stays below it
 _LOGITS_KEPT = 1 << 20  # 4 MB; counting chunk by chunk would be slower
+WORTH_COMPILING = 3.0  # seconds of votes; compiling takes less than one
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk fits in a core's cache; other devices need large chunks
 
 
@@ -45,8 +47,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None:
     """Raise `ModelError` if the noisy copies of an input change each other's votes."""
-    if keeps_rows_apart(voter, input_shape):
-        return
+    if isinstance(each_vote_alone(voter, input_shape), nn.Module):
+        return  # provably apart
     try:
         refuse_mixing(voter, input_shape, voting=True)
     except ModelError:
@@ -58,16 +60,18 @@ def refuse_mixing_voters(voter: nn.Module, input_shape: tuple[int, ...]) -> None
 class FreshVotes:
     """Separate noise for every input: a function of (key, purpose, index of the input, position)."""
 
-    def __init__(self, model: nn.Module, sigma: float, key: bytes, batch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, sigma: float, key: bytes, batch: int | None = None, forward: Forward | None = None
+    ) -> None:
         self.model, self.sigma, self.key = model, sigma, key
         self.device = device_of(model)
-        self._forward: Forward | None = None
+        self._forward = forward  # of `model`, each row alone
         self.batch = batch or _rows(self.device)
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
         """The contract of `Counter`."""
         x = x.to(self.device)
-        forward = self._forward = self._forward or each_row_alone(self.model, tuple(x.shape))
+        forward = self._forward = self._forward or each_vote_alone(self.model, tuple(x.shape))
 
         def chunks() -> Iterator[Tensor]:
             for first in range(start, stop, self.batch):
@@ -75,7 +79,7 @@ class FreshVotes:
                 noise = normal_at_positions(self.key, purpose, first, last, tuple(x.shape), self.device, index, ROWS_ON_CPU)
                 yield forward(torch.add(x, noise, alpha=self.sigma))
 
-        return tally(chunks())
+        return tally(chunks(), heads_in(self.model))
 
 
 class BankVotes:
@@ -95,27 +99,69 @@ class BankVotes:
         """The contract of `Counter`."""
         features = self.cut.features(x.unsqueeze(0).to(self.device))
         chunks = self.bank.parts[purpose][start:stop].split(self.batch)  # type: ignore[no-untyped-call]
-        return tally(self.rest(noise, features) for noise in chunks)
+        return tally((self.rest(noise, features) for noise in chunks), heads_in(self.cut.model))
 
     def _eager(self, noise: Tensor, features: Tensor) -> Tensor:
         logits = self.cut.logits(torch.add(noise, features, out=self._buffer[: len(noise)]))
         return logits.clone()  # a model that ends with its first layer returns the buffer itself
 
 
-def tally(chunks: Iterable[Tensor]) -> np.ndarray:
-    """Count the votes per class over all chunks of logits. Counts several chunks at once; memory does not grow with n."""
+class OneInput:
+    """The counters of several heads for one input: each range of votes is cast once, for all heads."""
+
+    def __init__(self, counter: Counter, heads: int) -> None:
+        self._counter, self._heads = counter, heads
+        self._cast: dict[tuple[int, int, Purpose, int], np.ndarray] = {}
+
+    def of_head(self, head: int) -> Counter:
+        """Return the counter of one head."""
+        return _OfHead(self, head)
+
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int, head: int) -> np.ndarray:
+        """The contract of `Counter`, for one head."""
+        asked = (start, stop, purpose, index)
+        if asked not in self._cast:
+            self._cast[asked] = self._counter.count(x, start, stop, purpose, index)
+        return np.split(self._cast[asked], self._heads)[head].copy()
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise."""
+        return self._counter.sigma
+
+
+@dataclass(frozen=True)
+class _OfHead:
+    """A counter for one of the heads."""
+
+    shared: OneInput
+    head: int
+
+    @property
+    def sigma(self) -> float:
+        return self.shared.sigma
+
+    def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
+        return self.shared.count(x, start, stop, purpose, index, self.head)
+
+
+def tally(chunks: Iterable[Tensor], heads: int = 1) -> np.ndarray:
+    """Count the votes per class over all chunks of logits. Counts several chunks at once; memory does not grow with n.
+
+    The logits of several heads stand side by side, and so do their counts.
+    """
     waiting: list[Tensor] = []
     votes, kept = np.zeros(0, dtype=np.int64), 0
     for logits in chunks:
         waiting.append(logits_of(logits))
         kept += logits.numel()
         if kept >= _LOGITS_KEPT:
-            votes, waiting, kept = _added(votes, waiting), [], 0
-    return _added(votes, waiting) if waiting else votes
+            votes, waiting, kept = _added(votes, waiting, heads), [], 0
+    return _added(votes, waiting, heads) if waiting else votes
 
 
-def _added(votes: np.ndarray, waiting: list[Tensor]) -> np.ndarray:
-    new = winners(torch.cat(waiting))
+def _added(votes: np.ndarray, waiting: list[Tensor], heads: int) -> np.ndarray:
+    new = np.concatenate([winners(logits) for logits in torch.cat(waiting).chunk(heads, dim=1)])
     return votes + new if len(votes) else new
 
 
@@ -159,6 +205,7 @@ class Voter:
         self.device = device_of(self.model)
         self._checked: set[tuple[int, ...]] = set()
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
+        self._compiled: dict[tuple[int, ...], Forward | None] = {}
         self._one_at_a_time = threading.Lock()
 
     @contextlib.contextmanager
@@ -170,8 +217,9 @@ class Voter:
             self._check(x)
             counters = None if fresh_noise else self._from_a_bank(x, key, votes)
             if counters is None:
+                compiled = self._whole_compiled(x, sum(votes.values()) * len(x))
                 workers = range(worker_count(self.device))
-                counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch) for _ in workers]
+                counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch, compiled) for _ in workers]
             yield counters
 
     def _check(self, x: Tensor) -> None:
@@ -182,6 +230,20 @@ class Voter:
                 require_logits(self.model, x[:1].to(self.device))
                 refuse_mixing_voters(self.model, shape)
                 self._checked.add(shape)
+
+    def _whole_compiled(self, x: Tensor, votes: int) -> Forward | None:
+        """Return the whole model compiled for these inputs, or None: once per shape, and only if it keeps rows apart.
+
+        Compiling takes as long as many thousand votes of a small network, so a few votes are cast without it.
+        """
+        shape = tuple(x.shape[1:])
+        with self._one_at_a_time:
+            if shape not in self._compiled:
+                whole = each_vote_alone(self.model, shape) if self.device.type == "cpu" else None
+                if not isinstance(whole, nn.Module) or votes * seconds_a_row(whole, x[:1]) < WORTH_COMPILING:
+                    return None
+                self._compiled[shape] = compile_whole(whole, x, self.sigma)
+            return self._compiled[shape]
 
     def _from_a_bank(self, x: Tensor, key: bytes, votes: dict[Purpose, int]) -> list[Counter] | None:
         prepared = self._ready_for(x)
@@ -209,9 +271,10 @@ class Voter:
             return replace(known, cut=copy.deepcopy(known.cut))
 
     def _prepare(self, x: Tensor) -> _Prepared:
-        cut = split(self.model, x, self.sigma)
+        whole = each_vote_alone(self.model, tuple(x.shape[1:]))
+        cut = split(self.model, x, self.sigma, whole)
         rest = compile_rest(cut, cut.features(x[:1].to(self.device))) if cut is not None and self.device.type == "cpu" else None
-        return _Prepared(each_row_alone(self.model, tuple(x.shape[1:])), cut, rest)
+        return _Prepared(whole, cut, rest)
 
 
 def voting(

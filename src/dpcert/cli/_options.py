@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,6 +130,22 @@ def opened(run: Path, model: str | None, data: Path | None, device: str | None) 
 
     with progress_bar("data", "bytes") as fetching:
         yield open_run(run, factory_for(run, model), data, device=device or "cpu", data_progress=fetching)
+
+
+@contextlib.contextmanager
+def all_opened(runs: Sequence[Path], model: str | None, data: Path | None, device: str | None) -> "Iterator[list[OpenRun]]":
+    """Open finished runs; runs with the same data settings share the images in memory."""
+    from ..runs.open import open_run
+    from ..runs.resolve import read_config
+    from ._show import progress_bar
+
+    loaded: list[OpenRun] = []
+    with progress_bar("data", "bytes") as fetching:
+        for run in runs:
+            like = [other.data for other in loaded if other.config.data == read_config(run).data]
+            given = like[0] if like else data
+            loaded.append(open_run(run, factory_for(run, model), given, device=device or "cpu", data_progress=fetching))
+        yield loaded
 
 
 def assignments(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,7 +16,14 @@ if TYPE_CHECKING:
 
 
 def certify(
-    run: o.RunPath,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directories written by dpcert run or dpcert train. Runs with the same frozen layers share one pass.",
+            show_default=False,
+        ),
+    ],
     sigma: Annotated[
         float | None, typer.Option(help="Standard deviation of the smoothing noise.", show_default="from the run")
     ] = None,
@@ -35,8 +44,13 @@ def certify(
         bool, typer.Option("--fresh-noise", help="Draw new noise for each image. Slower; by default all images share it.")
     ] = False,
     skip_misclassified: Annotated[
-        bool, typer.Option("--skip-misclassified", help="Compute no radius for images that the model misclassifies.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--skip-misclassified/--no-skip-misclassified",
+            help="Compute no radius for images that the model misclassifies.",
+            show_default="from the run",
+        ),
+    ] = None,
     simultaneous: Annotated[
         bool,
         typer.Option(
@@ -54,40 +68,57 @@ def certify(
 
     The smoothed model votes over noisy copies of an image. No change of the image within the radius changes its class.
 
+    Several runs that differ only in their last layer, e.g. heads on one frozen backbone, are certified in one pass.
+
     Rerun the same command to resume. A larger --examples adds images; a smaller one changes nothing.
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
     from ..certification.sweep import Request
     from ..runs.certify import CertifyRequest
-    from ..runs.resolve import read_config
+    from ..runs.config import Config
 
-    chosen = read_config(run).certification_sigma if sigma is None else sigma
-    how = Request(chosen, n0, n, alpha, fresh_noise, skip_misclassified)
-    request = CertifyRequest(how, o.examples_of(examples), seed, split, simultaneous)
-    with o.opened(run, model, data, device) as loaded:
+    def request_for(config: Config) -> CertifyRequest:
+        chosen = config.certification_sigma if sigma is None else sigma
+        skips = config.certify.skip_misclassified if skip_misclassified is None else skip_misclassified
+        how = Request(chosen, n0, n, alpha, fresh_noise, skips)
+        return CertifyRequest(how, o.examples_of(examples), seed, split, simultaneous)
+
+    with o.all_opened(runs, model, data, device) as loaded:
+        asked = [(run, request_for(run.config)) for run in loaded]
         if radius is None:
-            certify_and_print(loaded, request)
-        else:
-            decide_and_print(loaded, request, radius)
+            certify_all_and_print(asked)
+            return
+        for run, request in asked:
+            decide_and_print(run, request, radius)
 
 
 def certify_and_print(run: LoadedRun, request: CertifyRequest) -> None:
     """Certify with a progress bar and print the average certified radius."""
+    certify_all_and_print([(run, request)])
+
+
+def certify_all_and_print(asked: Sequence[tuple[LoadedRun, CertifyRequest]]) -> None:
+    """Certify runs with one progress bar and print the average certified radius of each."""
     from ..runs import certify as runs
     from ._show import progress_bar
 
     with progress_bar("certify", "images") as certifying:
-        figures = runs.certify(run, request, certifying)
-    low, high = figures["acr_interval"]
-    interval = "" if high is None else f" (95 % interval {low:.3f} to {high:.3f})"
-    typer.echo(
-        f"sigma {figures['sigma']:g}: ACR {figures['acr']:.3f}{interval}, "
-        f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
-    )
-    _print_what_is_kept(request, figures)
-    typer.echo(_what_alpha_is(figures, request.how.alpha, "certificate"))
-    typer.echo(f"certificates: {run.path / figures['file']}")
+        found = runs.certify_runs(asked, certifying, typer.echo)
+    for (run, request), figures in zip(asked, found, strict=True):
+        low, high = figures["acr_interval"]
+        interval = "" if high is None else f" (95 % interval {low:.3f} to {high:.3f})"
+        name = f"{run.path}: " if len(asked) > 1 else ""
+        typer.echo(
+            f"{name}sigma {figures['sigma']:g}: ACR {figures['acr']:.3f}{interval}, "
+            f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
+        )
+        _print_what_is_kept(request, figures)
+        if len(asked) == 1:
+            typer.echo(_what_alpha_is(figures, request.how.alpha, "certificate"))
+            typer.echo(f"certificates: {run.path / figures['file']}")
+    if len(asked) > 1:
+        typer.echo(_what_alpha_is(found[0], asked[0][1].how.alpha, "certificate"))
 
 
 def _print_what_is_kept(request: CertifyRequest, figures: dict[str, Any]) -> None:

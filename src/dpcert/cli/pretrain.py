@@ -26,7 +26,9 @@ def pretrain(
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.4,
     precision: Annotated[
         str,
-        typer.Option(help="float32, or bfloat16: about twice as fast on GPUs and on CPUs with AVX512-BF16 or AMX, slow on others."),
+        typer.Option(
+            help="float32, or bfloat16: about twice as fast on GPUs and on CPUs with AVX512-BF16 or AMX, slow on others."
+        ),
     ] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of the initial weights, the order of the images and the noise.")] = 0,
     describe: Annotated[

@@ -1,16 +1,19 @@
 """From a finished run to certificates and their figures. Glue code without math."""
 
+import contextlib
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..certification.bounds import confidence_interval
+from ..certification.heads import Headed, headed, share
 from ..certification.metrics import (
     average_certified_radius,
     certified_accuracy,
@@ -20,7 +23,7 @@ from ..certification.metrics import (
     largest_radius,
     radii_to_show,
 )
-from ..certification.sweep import Certificates, Request, certify_to_file, check_radius, decide_to_file, require_subset
+from ..certification.sweep import Certificates, Request, certify_to_files, check_radius, decide_to_file, require_subset
 from ..errors import RunError
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
@@ -96,22 +99,146 @@ def _task(run: LoadedRun, request: CertifyRequest) -> _Task:
 
 def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent) -> dict[str, Any]:
     """Certify the test set (or validation split) of a run, and add the figures to metrics.json."""
-    task = _task(run, request)
-    request = task.request
-    run.directory.require(run.directory.metrics)  # fail before hours of voting, not after
-    with run.directory.locked():
-        file, key = _rows_file(task, request, CERTIFICATES)
-        _refuse_rows_of_others(CertificateRow, file, even_subset(len(task.x), task.examples), request.how)
-        entries = read_metrics(run.directory.metrics)["certification"]
-        published = next((entry for entry in entries if entry["file"] == file.name), None)
-        kept = None if published is None else kept_indices(published, file, task.examples)
-        least = task.examples if published is None else max(task.examples, published["examples"])
-        indices = kept or indices_to_certify(CertificateRow, file, len(task.x), task.examples, least)
-        held, began = read_file(file) if file.exists() else b"", time.perf_counter()
-        rows = certify_to_file(run.model, task.x, task.y, indices, file, request.how, key=key, progress=progress)
-        entry = published if kept and published is not None else _figures(rows, task, file)
-        _add_to_metrics(task, entry, None if read_file(file) == held else time.perf_counter() - began)
-    return entry
+    return certify_runs([(run, request)], progress)[0]
+
+
+def certify_runs(
+    asked: Sequence[tuple[LoadedRun, CertifyRequest]],
+    progress: Progress = silent,
+    say: Callable[[str], None] = lambda words: None,
+) -> list[dict[str, Any]]:
+    """Certify several runs; return their figures in the same order. Each run gets the files that it gets alone.
+
+    Runs that differ only in their last linear layer are certified in one pass if their requests and noise keys are equal. The
+    others follow one after another. All runs stay locked until the last one is done.
+    """
+    _refuse_repeated([run for run, _ in asked])
+    tasks = [_task(run, request) for run, request in asked]
+    for run, _ in asked:
+        run.directory.require(run.directory.metrics)  # fail before hours of voting, not after
+    with contextlib.ExitStack() as locks:
+        for run, _ in asked:
+            locks.enter_context(run.directory.locked())
+        jobs = _jobs(tasks)
+        passes = [one for group in _alike(jobs) for one in _passes(group)]
+        if len(jobs) > 1:
+            say(_in_words(passes))
+        total, before = sum(len(one.images) for one in passes), 0
+        for one in passes:
+            one.run(_from(progress, before, total))
+            before += len(one.images)
+    return [job.entry for job in jobs]
+
+
+def _refuse_repeated(runs: Sequence[LoadedRun]) -> None:
+    paths = [run.path.resolve() for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
+            raise RunError(f"{run.path} is given {paths.count(path)} times; give each run once")
+
+
+def _from(progress: Progress, before: int, of_all: int) -> Progress:
+    """Show the progress of one pass as a part of all passes."""
+
+    def show(done: int, total: int, **facts: str) -> None:
+        progress(before + done, of_all, **facts)
+
+    return show
+
+
+class _Job:
+    """One run of a call of `certify_runs`: the file of its rows, its noise key, its images, and in the end its figures."""
+
+    def __init__(self, task: _Task, parts: Headed | None, new_key: bytes) -> None:
+        self.task, self.parts = task, parts
+        self.file, self.key = _rows_file(task, task.request, CERTIFICATES, new_key=new_key)
+        _refuse_rows_of_others(CertificateRow, self.file, even_subset(len(task.x), task.examples), task.request.how)
+        entries = read_metrics(task.run.directory.metrics)["certification"]
+        self._published = next((entry for entry in entries if entry["file"] == self.file.name), None)
+        self._kept = None if self._published is None else kept_indices(self._published, self.file, task.examples)
+        least = task.examples if self._published is None else max(task.examples, self._published["examples"])
+        self.indices = self._kept or indices_to_certify(CertificateRow, self.file, len(task.x), task.examples, least)
+        self._held = read_file(self.file) if self.file.exists() else b""
+        self.entry: dict[str, Any] = {}
+
+    @property
+    def missing(self) -> int:
+        """The number of images without a row."""
+        return len(set(self.indices) - rows_so_far(CertificateRow, self.file).keys())
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Jobs with equal kinds may share a pass."""
+        task = self.task
+        own = id(self) if self.parts is None else self.parts.sha256
+        return own, task.request, self.key, images_sha256(task.x, task.y)
+
+    def finish(self, rows: list[CertificateRow], seconds: float) -> None:
+        """Add the figures of the rows to metrics.json; `seconds` is what they took if some are new."""
+        kept = self._published if self._kept else None
+        self.entry = _figures(rows, self.task, self.file) if kept is None else kept
+        _add_to_metrics(self.task, self.entry, None if read_file(self.file) == self._held else seconds)
+
+
+def _jobs(tasks: list[_Task]) -> list[_Job]:
+    """Prepare the files of all runs; runs that may share a pass, and have no noise key yet, get the same new one."""
+    keys: dict[Any, bytes] = {}
+    jobs = []
+    for place, task in enumerate(tasks):
+        parts = headed(task.run.model, task.x) if len(tasks) > 1 else None
+        kind = (place if parts is None else parts.sha256, task.request)
+        jobs.append(_Job(task, parts, keys.setdefault(kind, secret_key())))
+    return jobs
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Jobs that are done in one pass with one model: that of the only job, or the heads of all."""
+
+    jobs: list[_Job]
+    model: nn.Module
+
+    @property
+    def images(self) -> set[int]:
+        """The images that any of the jobs wants."""
+        return {index for job in self.jobs for index in job.indices}
+
+    def run(self, progress: Progress) -> None:
+        """Cast the missing votes, write the rows, and add the figures to each metrics.json."""
+        first, began = self.jobs[0], time.perf_counter()
+        lacking = sum(job.missing > 0 for job in self.jobs)
+        files = [(job.file, job.indices) for job in self.jobs]
+        how, x, y = first.task.request.how, first.task.x, first.task.y
+        rows = certify_to_files(self.model, x, y, files, how, key=first.key, progress=progress)
+        seconds = (time.perf_counter() - began) / max(1, lacking)  # the runs share the time of the pass
+        for job, of_job in zip(self.jobs, rows, strict=True):
+            job.finish(of_job, seconds)
+
+
+def _alike(jobs: list[_Job]) -> list[list[_Job]]:
+    groups: dict[tuple[Any, ...], list[_Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.kind, []).append(job)
+    return list(groups.values())
+
+
+def _passes(jobs: list[_Job]) -> list[_Pass]:
+    """One pass for jobs of one kind; one for each if the models cannot be certified together."""
+    parts = [job.parts for job in jobs if job.parts is not None]
+    first = jobs[0].task
+    shared = share(parts, first.x, first.request.how.sigma) if len(jobs) > 1 else None
+    return [_Pass([job], job.task.run.model) for job in jobs] if shared is None else [_Pass(jobs, shared)]
+
+
+def _in_words(passes: list[_Pass]) -> str:
+    """How the runs are grouped, in one line."""
+    together = [str(len(one.jobs)) for one in passes if len(one.jobs) > 1]
+    alone = sum(len(one.jobs) == 1 for one in passes)
+    words = [f"{' + '.join(together)} runs share a trunk, sigma and noise: one pass each"] if len(together) > 1 else []
+    words += [f"{together[0]} runs share a trunk, sigma and noise: one pass"] if len(together) == 1 else []
+    words += [f"{alone} runs share none: one after another"] if alone > 1 or (alone and not together) else []
+    words += ["1 run shares none: a pass of its own"] if alone == 1 and together else []
+    return "; ".join(words)
 
 
 def certificates_of(run: LoadedRun, entry: dict[str, Any]) -> Certificates:
@@ -176,8 +303,13 @@ def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: 
     return next((indices for indices in larger if held.issuperset(indices)), even_subset(size, count))
 
 
-def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | None = None) -> tuple[Path, bytes]:
-    """The file and the noise key for this request; each other (n0, n, alpha) at the same sigma has a separate file."""
+def _rows_file(
+    task: _Task, request: CertifyRequest, word: str, radius: float | None = None, new_key: bytes | None = None
+) -> tuple[Path, bytes]:
+    """The file and the noise key for this request; each other (n0, n, alpha) at the same sigma has a separate file.
+
+    A new file without a seed gets `new_key`, which must be secret and new.
+    """
     how, run = request.how, task.run
     stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
     stem += "" if radius is None else f"-r{radius:g}"
@@ -197,7 +329,7 @@ def _rows_file(task: _Task, request: CertifyRequest, word: str, radius: float | 
         raise RunError(
             f"{sidecar.with_suffix('.tsv')} has no {sidecar.name}, which contains its noise key; delete it to certify again"
         )
-    key = secret_key() if request.seed is None else key_from_seed(request.seed, "certify")
+    key = (new_key or secret_key()) if request.seed is None else key_from_seed(request.seed, "certify")
     facts |= {"seed": request.seed, "noise_key": key.hex()}
     write_checked_json(sidecar, facts)
     return sidecar.with_suffix(".tsv"), key
