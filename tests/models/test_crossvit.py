@@ -15,6 +15,7 @@ from dpcert.errors import ModelError
 from dpcert.isolation import refuse_mixing
 from dpcert.models import crossvit
 from dpcert.models.check import check_model
+from dpcert.models.checkpoint import read_tensors
 from dpcert.models.crossvit import Architecture, CrossViT, CrossViTClassifier, crossvit_tiny, load_published
 from dpcert.pretraining import hub
 
@@ -197,7 +198,7 @@ def published(tmp_path, classes=1000, size=30, **changes):
 def test_a_published_checkpoint_loads_with_new_heads(tmp_path):
     path, tensors = published(tmp_path)
     model = small_classifier()
-    load_published(model.network, path)
+    load_published(model.network, read_tensors(path), str(path))
     for name, tensor in model.network.state_dict().items():
         expected = torch.zeros_like(tensor) if name.startswith("head.") else tensors[name]
         assert torch.equal(tensor, expected), name
@@ -211,7 +212,7 @@ def test_names_of_the_first_release_load_too(tmp_path):
     assert "pos_embed.0" in old and "patch_embed.0.proj.weight" in old
     safetensors.torch.save_file(old, path)
     model = small()
-    load_published(model, path)
+    load_published(model, read_tensors(path), str(path))
     assert torch.equal(model.cls_token_1, tensors["cls_token_1"])
 
 
@@ -219,7 +220,7 @@ def test_half_precision_loads_as_float32(tmp_path):
     _, tensors = published(tmp_path)
     safetensors.torch.save_file({name: tensor.half() for name, tensor in tensors.items()}, tmp_path / "half.safetensors")
     model = small()
-    load_published(model, tmp_path / "half.safetensors")
+    load_published(model, read_tensors(tmp_path / "half.safetensors"), "half.safetensors")
     assert model.norm[0].weight.dtype == torch.float32
     torch.testing.assert_close(model.pos_embed_0.detach(), tensors["pos_embed_0"], atol=1e-3, rtol=1e-3)
 
@@ -230,7 +231,7 @@ def test_positions_of_another_size_are_interpolated(tmp_path):
     positions = torch.cat([torch.full((1, 1), 7.0), ramp], dim=1)[..., None].expand(1, 17, 8).contiguous()
     path, _ = published(tmp_path, size=60, pos_embed_0=positions)
     model = small(size=30)
-    load_published(model, path)
+    load_published(model, read_tensors(path), str(path))
     loaded = model.pos_embed_0[0, :, 0]
     assert loaded[0] == 7.0 and loaded.shape == (5,)
     assert torch.allclose(loaded[1:].view(2, 2), loaded[1:3].expand(2, 2)) and loaded[1] < 1.5 < loaded[2]
@@ -265,7 +266,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(tmp_path, changes
     model = small()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(ModelError, match=message) as refusal:
-        load_published(model, path)
+        load_published(model, read_tensors(path), str(path))
     assert "\n" not in str(refusal.value) and str(path) in str(refusal.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -277,13 +278,13 @@ def test_files_of_another_kind_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelError, match="model.safetensors") as refusal:
-        load_published(small(), path)
+        load_published(small(), read_tensors(path), str(path))
     assert "\n" not in str(refusal.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ModelError, match="absent.safetensors cannot be read"):
-        load_published(small(), tmp_path / "absent.safetensors")
+        read_tensors(tmp_path / "absent.safetensors")
 
 
 def test_without_a_network_the_manual_steps_are_named(tmp_path, monkeypatch):

@@ -6,10 +6,14 @@ from functools import partial
 from torch import nn
 
 from .cnn import cnn, linear
+from .crossvit import CrossViTClassifier
+from .efficientnet import efficientnet_lite0
 from .resnet import WIDTHS, resnet
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "linear": linear,
     **{name: partial(resnet, name) for name in WIDTHS},
+    "efficientnet-lite0": efficientnet_lite0,
+    "crossvit-tiny": CrossViTClassifier,
 }

@@ -5,15 +5,15 @@ attention is written with plain products: the fused kernel has no batching rule 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .checkpoint import load_weights, read_tensors
+from .checkpoint import load_weights
 from .preprocessing import Resize, check_input
 from .resnet import Normalize
 
@@ -251,20 +251,20 @@ class CrossViTClassifier(nn.Module):
         return logits
 
 
-def load_published(network: CrossViT, path: Path) -> None:
-    """Load a checkpoint with timm's names into the bare network, with new heads that start at zero.
+def load_published(network: CrossViT, published: Mapping[str, Tensor], origin: str) -> None:
+    """Load the tensors of a checkpoint with timm's names into the bare network, with new heads that start at zero.
 
     Position embeddings of another input size are interpolated. The heads of the checkpoint must be there, so that weights of
     another model are refused, but they classify ImageNet and are not used.
     """
-    tensors = {_current_name(name): tensor for name, tensor in read_tensors(path).items()}
+    tensors = {_current_name(name): tensor for name, tensor in published.items()}
     expected = network.state_dict()
     for name, tensor in list(tensors.items()):
         if name.startswith("head.") and name in expected and tensor.shape[1:] == expected[name].shape[1:]:
             tensors[name] = torch.zeros_like(expected[name])
         elif name.startswith("pos_embed_") and name in expected:
             tensors[name] = _resized_positions(tensor, expected[name])
-    load_weights(network, tensors, str(path))
+    load_weights(network, tensors, origin)
 
 
 def _current_name(name: str) -> str:

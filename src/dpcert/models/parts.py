@@ -10,13 +10,15 @@ from ..errors import ModelError
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 ALL, HEAD, LAST, NORMS, BIASES = "all", "head", "last:", "norms", "biases"
-HOW_TO_SELECT = f"{ALL}, {HEAD}, {LAST}N, {NORMS}, {BIASES}, or a pattern of parameter names such as stage3.*; several with commas"
+HOW_TO_SELECT = (
+    f"{ALL}, {HEAD}, {LAST}N, {NORMS}, {BIASES}, or a pattern of parameter names such as stage3.*; several with commas"
+)
 
 
 def head_name(model: nn.Module) -> str:
     """Return the name of the head: the module called ``head``, or otherwise the last linear layer."""
-    named = [name for name, _ in model.named_modules() if name.split(".")[-1] == "head"]
-    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    named: list[str] = [name for name, _ in model.named_modules() if name.split(".")[-1] == "head"]
+    linear: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if not named and not linear:
         raise ModelError("the model has no linear layer, so it has no head to train; name its parameters in model.train")
     return named[0] if named else linear[-1]

@@ -7,9 +7,9 @@ from torch import nn
 
 from .._validate import one_of
 from ..errors import ModelError
+from .architectures import MODELS
 from .factory import Factory, Shape, build_custom
 from .parts import ALL, freeze_others
-from .architectures import MODELS
 from .weights import PublicWeights, load_public, read_weights
 
 _SPEC, _PUBLIC = "dpcert_spec", "dpcert_public"
@@ -29,6 +29,7 @@ class ModelSpec:
         model = self.bare(input_shape, classes, seed=seed, factory=factory)
         if self.weights is not None:
             public = read_weights(self.weights)
+            _refuse_other_input_size(public, self)
             load_public(model, public)
             model.eval()  # BatchNorm uses its public statistics
             setattr(model, _PUBLIC, public)
@@ -52,6 +53,17 @@ class ModelSpec:
                 if size and "input_size" in str(error):
                     raise ModelError(f"model.input_size is set, but {self.name} takes images as they are; remove it") from error
                 raise
+
+
+def _refuse_other_input_size(public: PublicWeights, spec: ModelSpec) -> None:
+    """Raise if the feature statistics of the weights are for images of another size."""
+    settings = public.card.get("settings")
+    computed = settings.get("input_size") if isinstance(settings, dict) else None
+    if computed is not None and spec.input_size not in (None, computed):
+        raise ModelError(
+            f"model.input_size is {spec.input_size}, the feature statistics of {public.name} are for {computed}; "
+            "convert the weights for that size"
+        )
 
 
 def spec_of(model: nn.Module) -> ModelSpec:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor, nn
 
 from ..errors import DataError, ModelError
 from ..store.durable import read_file, sha256_hex
-from .parts import head_name, parameters_of
+from .checkpoint import load_weights, parse_tensors
+from .crossvit import CrossViTClassifier, load_published
+from .parts import head_name
 
 PACKAGED = ("resnet-48",)
 _MOST_OVERLAP = 0.01
@@ -52,21 +52,15 @@ def read_weights(source: str) -> PublicWeights:
 
 
 def parse_weights(data: bytes, name: str) -> PublicWeights:
-    """Parse the bytes of a file of weights; every tensor must be finite."""
+    """Parse the bytes of a file of weights. Without a model card, the statement says that its data is not stated."""
+    tensors = parse_tensors(data, f"model.weights {name}")
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
     try:
-        tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
-        card = json.loads(header.get("dpcert_card", "{}"))
-        sketch = tuple(str(digest) for digest in json.loads(header.get("data_sketch", "[]")))
+        card, sketch = json.loads(header.get("dpcert_card", "{}")), json.loads(header.get("data_sketch", "[]"))
         described = str(card.get("data", UNKNOWN_DATA))
-    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(
-            f"model.weights: {name} is not a safetensors file ({str(error)[:120]}); convert it, pickled files are never read"
-        ) from error
-    for key, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"model.weights: tensor {key!r} of {name} contains NaN or infinity; use an undamaged file")
-    return PublicWeights(name, sha256_hex(data), described, tensors, card, sketch)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ModelError(f"model.weights {name} has a damaged model card ({error}); use an undamaged file") from error
+    return PublicWeights(name, sha256_hex(data), described, tensors, card, tuple(map(str, sketch)))
 
 
 def load_public(model: nn.Module, weights: PublicWeights) -> None:
@@ -74,21 +68,16 @@ def load_public(model: nn.Module, weights: PublicWeights) -> None:
 
     All other tensors must be in the file with the same names and shapes, and no others.
     """
-    head = head_name(model)
-    wanted = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
-    wanted = {key: value for key, value in wanted.items() if not key.startswith(f"{head}.")}
-    given = {key: value for key, value in weights.tensors.items() if value.is_floating_point() and not key.startswith(f"{head}.")}
-    _require_same_keys(wanted, given, weights)
-    for key, value in wanted.items():
-        if given[key].shape != value.shape:
-            shapes = f"{list(given[key].shape)}, the model needs {list(value.shape)}"
-            raise ModelError(f"model.weights: tensor {key!r} of {weights.name} has shape {shapes}; {_advice(weights)}")
-    with torch.no_grad():
-        for key, value in wanted.items():
-            value.copy_(given[key])
-        for name, parameter in model.named_parameters():
-            if name in parameters_of(model, head):
-                parameter.zero_()
+    trained = weights.card.get("model")
+    hint = f" (weights of model.name={trained})" if isinstance(trained, str) else ""
+    origin = f"model.weights {weights.name}{hint}"
+    if isinstance(model, CrossViTClassifier):
+        load_published(model.network, weights.tensors, origin)
+        return
+    head = f"{head_name(model)}."
+    fresh = {name: torch.zeros_like(value) for name, value in model.state_dict().items() if name.startswith(head)}
+    given = {name: tensor for name, tensor in weights.tensors.items() if not name.startswith(head)}
+    load_weights(model, {**given, **fresh}, origin)
 
 
 def refuse_same_images(weights: PublicWeights, digests: Iterable[str], whose: str) -> None:
@@ -99,16 +88,3 @@ def refuse_same_images(weights: PublicWeights, digests: Iterable[str], whose: st
             f"the weights {weights.name} were pretrained on images of {whose} ({weights.data}); epsilon would not cover that "
             "use: choose other weights"
         )
-
-
-def _require_same_keys(wanted: dict[str, Tensor], given: dict[str, Tensor], weights: PublicWeights) -> None:
-    missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
-    for keys, what in ((missing, "lacks"), (extra, "has the extra")):
-        if keys:
-            others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise ModelError(f"model.weights: {weights.name} {what} tensor {keys[0]!r}{others}; {_advice(weights)}")
-
-
-def _advice(weights: PublicWeights) -> str:
-    trained = weights.card.get("model")
-    return f"it is for model.name={trained}" if isinstance(trained, str) else "use weights of this architecture"

@@ -134,7 +134,8 @@ def make_plan(
 ) -> Plan:
     """Fix q and T, and find the noise that keeps T steps within (epsilon, delta).
 
-    T is `steps`, or the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no guarantee.
+    T is `steps`, or the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no
+    guarantee.
     Phases in `earlier` come first; the last phase gets the noise with which all phases together use the budget.
     """
     integer_in("dataset size", dataset_size, 1)

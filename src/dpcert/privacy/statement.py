@@ -77,7 +77,7 @@ class Statement:
 
     def _steps_in_words(self) -> list[str]:
         """The sampling, clip norm and noise of the steps, one sentence for each phase."""
-        own = {"steps": self.steps, "sampling_probability": self.sampling_probability}
+        own: dict[str, Any] = {"steps": self.steps, "sampling_probability": self.sampling_probability}
         own |= {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier}
         sentences = []
         for number, phase in enumerate(self.phases or (own,), start=1):
@@ -265,8 +265,8 @@ def _conditions(facts: Any, ledger: Ledger) -> list[str]:
         conditions.append("The initial weights must not depend on the training records.")
     for known in _public_inputs(facts):
         conditions.append(
-            f"The initial weights {known['name']} (SHA-256 {known['sha256'][:16]}...) were trained on public data, which epsilon "
-            f"does not cover: {known['data']}."
+            f"The initial weights {known['name']} (SHA-256 {known['sha256'][:16]}...) were trained on public data, which "
+            f"epsilon does not cover: {known['data']}."
         )
     if not facts["size_given"]:
         conditions.append(f"The size of the training set, N = {size}, is treated as public.")

@@ -199,7 +199,9 @@ def _config_and_plan(evidence: Evidence) -> str:
         given = (stated["trains"], stated["batch_size"], stated["steps"], stated["clip_norm"])
         asked = (phase.trains, phase.batch_size, phase.steps, clip_norm)
         _expect(given == asked, f"the ledger states a phase {given}, {CONFIG} states {asked}")
-    _expect(len(plan.get("phases", [plan])) == len(phases), f"{CONFIG} asks for {len(phases)} phases, the ledger has another number")
+    _expect(
+        len(plan.get("phases", [plan])) == len(phases), f"{CONFIG} asks for {len(phases)} phases, the ledger has another number"
+    )
     clip = config.method.clip or (row.clip if row is not None else None)
     wanted |= {} if clip is None else {"clip_rule": clip}
     wanted |= {} if config.data.input_shape is None else {"input_shape": config.data.input_shape}

@@ -15,8 +15,8 @@ from .._validate import one_of
 from ..data.dataset import LARGEST_IMAGE
 from ..errors import ConfigError, DataError
 from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
-from ..privacy.clipping import CLIP_RULES
 from ..models.spec import ModelSpec
+from ..privacy.clipping import CLIP_RULES
 from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, validated
 from ..training.settings import GradientsConfig, HeadConfig, PrivacyConfig, Settings, TrainConfig
 

@@ -15,8 +15,8 @@ from ..certification.sweep import Certificates, Request
 from ..data.dataset import LARGEST_IMAGE, Dataset, exists
 from ..data.registry import SOURCES
 from ..errors import LedgerError, ModelError, RunError
-from ..models.factory import HOW_TO_NAME, Factory, Shape, build_custom, is_factory_name
 from ..models.architectures import MODELS
+from ..models.factory import HOW_TO_NAME, Factory, Shape, build_custom, is_factory_name
 from ..privacy.ledger import Ledger
 from ..privacy.statement import recorded_versions, state
 from ..progress import Progress, silent

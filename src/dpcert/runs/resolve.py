@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.dataset import exists, name_of, records_and_shape
+from ..models.weights import PACKAGED
 from ..store.durable import refuse_link
 from ..store.runs import RunDirectory
 from . import defaults, presets
@@ -44,8 +45,10 @@ def with_defaults_for_custom_data(config: Config, explicit: Collection[str], tel
 
 
 def default_out(config: Config) -> Path:
-    """``runs/<dataset>-<method>``."""
-    return Path("runs") / f"{dataset_name(config)}-{config.method.name}"
+    """``runs/<dataset>-<method>``; a model with other than packaged weights is named too."""
+    given = config.model.weights is not None and config.model.weights not in PACKAGED
+    model = f"-{config.model.name.split('-')[0]}" if given else ""
+    return Path("runs") / f"{dataset_name(config)}{model}-{config.method.name}"
 
 
 def dataset_name(config: Config) -> str:

@@ -67,7 +67,13 @@ def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:
     """Return training.tsv: the points, with the epsilon of the steps so far, which follows from the plan."""
     lines = [header(CurveRow)]
     for point in points:
-        row = (point.step, plan.epochs_after(point.step), spent(point.step, statement), point.gradient_norm, point.test_accuracy)
+        row = (
+            point.step,
+            plan.epochs_after(point.step),
+            spent(point.step, statement),
+            point.gradient_norm,
+            point.test_accuracy,
+        )
         lines.append(text_of(CurveRow(*row)))
     return ("\n".join(lines) + "\n").encode()
 

@@ -87,7 +87,7 @@ def stored_features(
         noise = normal_at_positions(key, Purpose.VIEWS, start, start + size, (views.copies, *shape), device, step)
         rows = views(trunk, x, torch.zeros(size, dtype=torch.long, device=device), noise).flatten(0, 1)
         with torch.inference_mode():
-            return start + records, forward(rows).unflatten(0, (size, views.count))[:records]
+            return start + records, torch.unflatten(forward(rows), 0, (size, views.count))[:records]
 
     trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     forwards = [each_row_alone(copy.deepcopy(trunk), shape) for _ in range(workers)]

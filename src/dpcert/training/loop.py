@@ -81,8 +81,7 @@ def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = AL
         input_shape=data.input_shape,
         trains=last.trains,
         earlier=[
-            EarlierPhase(phase.trains, phase.batch_size, phase.steps, phase.clip_norm, phase.budget or 0.0)
-            for phase in earlier
+            EarlierPhase(phase.trains, phase.batch_size, phase.steps, phase.clip_norm, phase.budget or 0.0) for phase in earlier
         ],
     )
 
@@ -195,7 +194,7 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
     data, settings, asked = training.data, training.settings, training.phases[training.phase]
     model, images, method, stored = training.model, data.x_train, training.method, False
     device = next(model.parameters()).device
-    workers, rows, shape = worker_count(device), settings.train.physical_batch, data.input_shape
+    workers, rows = worker_count(device), settings.train.physical_batch
     if isinstance(asked.keys, HeadConfig):
         method = method_of_head_phase(method, asked.keys.copies)
         trunk = trunk_of(model, method, data.input_shape)
