@@ -26,10 +26,11 @@ class ModelSpec:
 
     def build(self, input_shape: Shape, classes: int, *, seed: int | None = None, factory: Factory | None = None) -> nn.Module:
         """Build the model ready for private training: public weights loaded, other parameters frozen, statistics fixed."""
-        model = self.bare(input_shape, classes, seed=seed, factory=factory)
-        if self.weights is not None:
-            public = read_weights(self.weights)
+        public = None if self.weights is None else read_weights(self.weights)
+        if public is not None:
             _refuse_other_input_size(public, self)
+        model = self.bare(input_shape, classes, seed=seed, factory=factory)
+        if public is not None:
             load_public(model, public)
             model.eval()  # BatchNorm uses its public statistics
             setattr(model, _PUBLIC, public)

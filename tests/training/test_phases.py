@@ -1,0 +1,238 @@
+"""Two phases in one run: one ledger, one budget, resumable anywhere; the head phase trains on stored features."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import dpcert
+from dpcert.cli import main
+from dpcert.errors import BudgetError, LedgerError
+from dpcert.gradients.vmap import per_example_gradients
+from dpcert.interrupts import Interrupted
+from dpcert.privacy.accounting import GaussianSteps, compose
+from dpcert.privacy.clipping import Flat
+from dpcert.privacy.ledger import Ledger
+from dpcert.privacy.mechanism import EarlierPhase, make_plan
+from dpcert.rng import Purpose, key_from_seed, normal_at_positions
+from dpcert.training import features, loop
+from dpcert.training.phases import phases_of
+from dpcert.training.settings import Settings
+from tests.training.knobs import BASE, DATA, METHOD, files, small_blocks
+from tests.training.test_resume_all import Crash, crash_after, stop_after
+
+__all__ = ["small_blocks"]
+HEAD = {"steps": 5, "learning_rate": 0.5, "clip_norm": 0.3, "copies": 3, "budget": 0.4, "averaging": "tail"}
+KEYS = BASE | {"averaging": "ema", "momentum": 0.5}
+TOTAL = 5 + 8
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def train(out=None, model=None, method=METHOD, head=HEAD, **changes):
+    return dpcert.train(model or network(), DATA, method, out=out, head=head, **(KEYS | changes))
+
+
+def verify(run) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(run)])
+    return int(ended.value.code or 0)
+
+
+def plan(**changes):
+    earlier = EarlierPhase("head", 1000, 50, 0.2, 0.4)
+    sizes = {"dataset_size": 1000, "size_given": True, "classes": 3, "classes_given": True, "held_out": 0}
+    budget = {"clip": Flat(), "clip_norm": 0.1, "epsilon": 3.0, "delta": 1e-5}
+    return make_plan(**(sizes | budget | {"batch_size": 100, "epochs": 4, "earlier": [earlier]} | changes))
+
+
+def test_both_phases_together_spend_the_budget_and_no_more():
+    made = plan()
+    epsilon = compose(made.releases(made.steps), 1e-5)
+    assert 0.99 * 3.0 <= epsilon <= 3.0
+    assert compose(made.releases(made.steps)[1:], 1e-5) < 2.9, "the twin that forgets a phase is far below"
+    assert made.steps == 50 + 40 and made.releases(made.steps)[0].sampling_probability == 1.0
+
+
+def test_a_larger_share_means_less_noise_in_that_phase_and_more_in_the_other():
+    small, large = (plan(earlier=[EarlierPhase("head", 1000, 50, 0.2, share)]) for share in (0.2, 0.8))
+    assert small.phases[0].noise_multiplier > large.phases[0].noise_multiplier
+    assert small.noise_multiplier < large.noise_multiplier
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5, float("nan")])
+def test_a_share_that_leaves_nothing_is_refused(share):
+    with pytest.raises((BudgetError, ValueError), match="share"):
+        plan(earlier=[EarlierPhase("head", 1000, 50, 0.2, share)])
+
+
+def test_steps_are_numbered_across_phases():
+    made = plan()
+    assert [made.phase_of(step) for step in (0, 49, 50, 89)] == [0, 0, 1, 1]
+    assert made.first_step_of(1) == 50 and made.epochs_after(60) == pytest.approx(50 + 1.0)
+
+
+def test_the_ledger_charges_each_phase_with_its_own_noise(tmp_path, small_blocks):
+    run = train(tmp_path / "run")
+    blocks = [event for event in run.ledger.events if event["event"] == "authorise"]
+    first, last = run.plan.phases
+    assert [block["steps"] for block in blocks] == [3, 2, 3, 3, 2]  # no block goes beyond its phase
+    assert {block["noise_multiplier"] for block in blocks[:2]} == {first.noise_multiplier}
+    assert {block["noise_multiplier"] for block in blocks[2:]} == {last.noise_multiplier}
+    assert run.ledger.opening["format"] == 2 and Ledger.load(tmp_path / "run" / "ledger.jsonl").is_closed
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["privacy"]
+    assert [phase["trains"] for phase in metrics["phases"]] == ["head", "all"]
+    assert "Phase 1 trains head: 5 steps" in str(run.statement) or not run.statement.private
+
+
+def test_a_run_without_a_head_phase_has_the_old_format():
+    run = train(head={})
+    assert run.ledger.opening["format"] == 1 and "phases" not in run.ledger.opening
+
+
+def test_the_head_phase_changes_the_head_only():
+    model = network()
+    model[1].requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train(model=model)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(before[name], value)}
+    assert changed == {"3.weight", "3.bias"}
+
+
+def test_interrupted_in_each_phase_and_between_them_gives_the_same_bytes(tmp_path, small_blocks):
+    train(tmp_path / "whole")
+    for step in range(1, TOTAL + 1):
+        out = tmp_path / f"at{step}"
+        with pytest.raises(Crash):
+            train(out, progress=crash_after(step))
+        if step < TOTAL - 1:
+            with pytest.raises(Interrupted):
+                train(out, progress=stop_after(step + 1))
+        train(out)
+        assert files(out) == files(tmp_path / "whole"), step
+
+
+def test_stored_features_are_those_of_the_views():
+    model, key = network(), key_from_seed(0, "test")
+    method = features.method_of_head_phase(METHOD, 3)
+    trunk = features.trunk_of(model, method, (1, 4, 4))
+    stored = features.stored_features(trunk, DATA.x_train, method, key, 7, torch.device("cpu"), 1, lambda *_: None)
+    noise = normal_at_positions(key, Purpose.VIEWS, 0, len(DATA.x_train), (3, 1, 4, 4), torch.device("cpu"), 7)
+    views = method.views(model, DATA.x_train, DATA.y_train, noise)
+    expected = model[:3](views.flatten(0, 1)).unflatten(0, views.shape[:2])
+    assert torch.allclose(stored, expected, atol=1e-6) and stored.shape == (24, 4, 6)
+
+
+def test_a_record_changes_its_own_features_only():
+    model, method = network(), features.method_of_head_phase(METHOD, 3)
+
+    def stored(images):
+        trunk = features.trunk_of(model, method, (1, 4, 4))
+        return features.stored_features(trunk, images, method, bytes(32), 0, torch.device("cpu"), 1, lambda *_: None)
+
+    other = DATA.x_train.clone()
+    other[5] = 1.0 - other[5]
+    before, after = stored(DATA.x_train), stored(other)
+    rest = torch.arange(24) != 5
+    assert torch.equal(before[rest], after[rest]) and not torch.equal(before[5], after[5])
+    assert torch.equal(before[:23], stored(DATA.x_train[:23]))  # nor does their number
+
+
+def test_the_head_phase_takes_the_step_of_the_whole_model(monkeypatch):
+    """An oracle: per-example gradients of the whole model by the reference engine, with the same views."""
+    contexts, real = [], loop.private_step
+    monkeypatch.setattr(loop, "private_step", lambda context, step: contexts.append(context) or real(context, step))
+    model = network()
+    train(model=model, head=HEAD | {"steps": 1, "averaging": "none"}, method=dpcert.method("dp-stability", sigma=0.25))
+    context = contexts[0]
+    assert context.stored_views and isinstance(context.model, nn.Linear)
+    fresh = network()
+    for name, parameter in fresh.named_parameters():
+        parameter.requires_grad_(name.startswith("3."))
+    noise = normal_at_positions(context.mechanism.key, Purpose.VIEWS, 0, 24, (3, 1, 4, 4), torch.device("cpu"), 0)
+    views = context.method.views(fresh, DATA.x_train, DATA.y_train, noise)
+    expected = per_example_gradients(fresh, context.method.loss, views, DATA.y_train)
+    head = nn.Linear(6, 3)
+    head.load_state_dict({"weight": network()[3].weight, "bias": network()[3].bias})
+    found = per_example_gradients(head, context.method.loss, context.images, DATA.y_train)
+    for name in ("weight", "bias"):
+        assert torch.allclose(found[name], expected[f"3.{name}"], atol=1e-6)
+
+
+def test_a_model_that_is_not_its_head_after_a_trunk_has_no_stored_features():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(16, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return 2.0 * self.head(self.body(x.flatten(1)))
+
+    assert features.trunk_of(Scaled(), METHOD, (1, 4, 4)) is None
+    assert train(model=Scaled()).plan.steps == TOTAL  # it trains all the same
+
+
+def test_adversarial_views_get_a_phase_of_their_own_even_for_the_head():
+    settings = Settings.of(**KEYS, head=HEAD)
+    assert [phase.trains for phase in phases_of(settings, 24, "head", adversarial=False)] == ["head"]
+    assert [phase.trains for phase in phases_of(settings, 24, "head", adversarial=True)] == ["head", "head"]
+    assert [phase.trains for phase in phases_of(settings, 24, "all", adversarial=False)] == ["head", "all"]
+    run = train(method=dpcert.method("dp-smoothadv", sigma=0.25, smoothadv_warmup=0.0))
+    assert run.plan.steps == TOTAL
+
+
+def test_the_head_alone_spends_the_whole_budget():
+    model = dpcert.build_model("linear", input_shape=(1, 4, 4), classes=3, train="head")
+    run = train(model=model, noise_seed=None)
+    assert run.plan.phases == () and run.plan.steps == 5 and run.ledger.opening["format"] == 1
+    assert 2.97 <= run.epsilon <= 3.0
+
+
+def test_verify_recomputes_epsilon_over_the_phases_and_notices_a_forgotten_one(tmp_path, capsys):
+    train(tmp_path / "run", noise_seed=None)
+    assert verify(tmp_path / "run") == 0
+    assert "5 steps with noise multiplier" in capsys.readouterr().out
+    ledger = Ledger.load(tmp_path / "run" / "ledger.jsonl")
+    forged = Ledger()
+    forged.open({key: value for key, value in ledger.opening.items() if key not in ("event", "format")})
+    with pytest.raises(LedgerError):
+        forged.authorise(5, 8, 1.0, 0.25)  # the first phase cannot be skipped
+    forged.authorise(0, 8, ledger.opening["noise_multiplier"], ledger.opening["sampling_probability"])
+    forged.close()
+    (tmp_path / "run" / "ledger.jsonl").write_bytes(forged.without_macs())
+    assert verify(tmp_path / "run") != 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"phases": []}, {"phases": [{"trains": "head"}]}, {"phases": "two"}, {"steps": 99}, {"phases": None}]
+)
+def test_a_ledger_whose_phases_do_not_add_up_is_refused(tmp_path, change):
+    run = train()
+    facts = {key: value for key, value in run.ledger.opening.items() if key not in ("event", "format")}
+    forged = Ledger()
+    forged.open(facts | change)
+    with pytest.raises(LedgerError):
+        Ledger.parse(forged.without_macs(), "forged")
+
+
+def test_a_phase_without_noise_is_not_private():
+    run = train(noise_seed=None)
+    facts = {key: value for key, value in run.ledger.opening.items() if key not in ("event", "format")}
+    facts["phases"] = [{**facts["phases"][0], "noise_multiplier": 0.0}, facts["phases"][1]]
+    forged = Ledger()
+    forged.open(facts)
+    from dpcert.privacy.statement import state
+
+    assert state(forged).reason == "no noise is added"
+
+
+def test_closed_form_releases_are_composed_exactly_with_sampled_ones():
+    """Twenty full-batch steps are one Gaussian release: composing them one by one in buckets would only be looser."""
+    sampled = GaussianSteps(1.0, 0.1, 10)
+    one = compose([GaussianSteps(2.0, 1.0, 1), sampled], 1e-5)
+    many = compose([GaussianSteps(2.0 * 20**0.5, 1.0, 20), sampled], 1e-5)
+    assert many == pytest.approx(one, rel=1e-6)
