@@ -25,6 +25,8 @@ from .layers import RULES, Buffers, has_rule
 from .parts import Instantiated, Part, total
 from .traced import Traced
 
+_MANY_PARAMETERS, _ROWS_AT_ONCE = 1 << 18, 48
+
 
 @dataclass(frozen=True)
 class _Call:
@@ -100,15 +102,25 @@ class Layerwise:
         """The contract of `engine`."""
         if len(views) == 0:
             return empty_sum(model, clip)
-        parts = list(self.per_example(model, loss, views, labels).values())
-        with torch.no_grad():
-            squares = torch.stack([part.norms_squared() for part in parts])
-            norms = squares.sum(dim=0).sqrt_()
-            factors = clip.factors(norms)
-            unusable = ~torch.isfinite(norms)
-            if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
-                parts = [part.without(unusable) for part in parts]
-            return ClippedSum(torch.cat([part.weighted_sum(factors) for part in parts]), clip.sensitivity, norms)
+        norms = torch.zeros(len(views), dtype=torch.float64, device=views.device)
+        value: Tensor | None = None
+        for some in _pieces(len(views), self._at_once(model, views)):
+            parts = list(self.per_example(model, loss, views[some], labels[some]).values())
+            with torch.no_grad():
+                squares = torch.stack([part.norms_squared() for part in parts])
+                norms[some] = squares.sum(dim=0).sqrt_()
+                factors = clip.factors(norms)[some]  # each factor depends on its own norm only
+                unusable = ~torch.isfinite(norms[some])
+                if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
+                    parts = [part.without(unusable) for part in parts]
+                value = _added(value, [part.weighted_sum(factors) for part in parts])
+        assert value is not None
+        return ClippedSum(value, clip.sensitivity, norms)
+
+    def _at_once(self, model: nn.Module, views: Tensor) -> int:
+        """Return how many examples to take at a time: all, or few enough to keep large gradients near the cache."""
+        many = sum(parameter.numel() for parameter in trainable(model).values()) > _MANY_PARAMETERS
+        return max(1, _ROWS_AT_ONCE // views.shape[1]) if many else len(views)
 
     def per_example(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Part]:
         """Return per-example gradients of every trained parameter, in the order of `trainable`."""
@@ -137,6 +149,19 @@ class Layerwise:
             traced = None if proven is None else Traced(proven, list(trainable(model)))
             self._traced[input_shape] = None if traced is None or traced.unsupported() else traced
         return None if hooks_on_every_module() else self._traced[input_shape]
+
+
+def _pieces(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _added(value: Tensor | None, sums: list[Tensor]) -> Tensor:
+    """Join the sums of the parameters and add them to `value`, which has one owner and so may change."""
+    if value is None:
+        return torch.cat(sums)
+    for place, part in zip(torch.split(value, [len(part) for part in sums]), sums, strict=True):
+        place += part
+    return value
 
 
 _Passed = tuple[list[_Call], tuple[Tensor, ...], dict[str, Tensor]]
