@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..isolation import keeps_rows_apart
-from ..known_layers import hooks_on_every_module
-from ..row_proof import prove
+from ..row_proof import prove, state_of
 from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
 from .layers import RULES, Buffers, has_rule
 from .parts import Instantiated, Part, total
@@ -50,7 +49,7 @@ class _Skeleton:
         self.calls: list[_Call] = []
         self.perturbations: list[Tensor] | None = None
         self.ruled = _ruled(model, self.parameters)
-        self._state = _state(model)
+        self._state = state_of(model)
         self._outputs_may_change = _may_write_in_place(model)
         for name, layer in self.copy.named_modules():
             if name in self.ruled:
@@ -58,7 +57,7 @@ class _Skeleton:
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether this is a copy of the model as it is: the same layers in the same mode, and the same trained ones."""
-        return self.original is model and self._state == _state(model)
+        return self.original is model and self._state == state_of(model) and list(self.parameters) == list(trainable(model))
 
     @property
     def without_rule(self) -> dict[str, Tensor]:
@@ -124,10 +123,7 @@ class Layerwise:
 
     def per_example(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Part]:
         """Return per-example gradients of every trained parameter, in the order of `trainable`."""
-        if self._skeleton is None or not self._skeleton.fits(model):
-            self._skeleton = _Skeleton(model)
-            self._traced.clear()
-        skeleton = self._skeleton
+        skeleton = self._prepared(model)
         whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule
         traced = None if whole_batch else self._trace(model, tuple(views.shape[2:]))
         if traced is not None:
@@ -142,13 +138,24 @@ class Layerwise:
         skeleton.calls.clear()
         return {name: total(parts[name]) for name in skeleton.parameters}
 
+    def _prepared(self, model: nn.Module) -> _Skeleton:
+        if self._skeleton is None or not self._skeleton.fits(model):
+            self._skeleton = _Skeleton(model)
+            self._traced.clear()
+        return self._skeleton
+
+    def unsupported(self, model: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+        """Return why this engine has no advantage for the model, or None."""
+        skeleton = self._prepared(model)
+        return None if skeleton.ruled or self._trace(model, input_shape) else "no trained parameter has a rule"
+
     def _trace(self, model: nn.Module, input_shape: tuple[int, ...]) -> Traced | None:
         """Return the proven trace of a custom forward; None if there is no proof or a parameter it cannot differentiate."""
         if input_shape not in self._traced:
             proven = prove(model, input_shape)
             traced = None if proven is None else Traced(proven, list(trainable(model)))
             self._traced[input_shape] = None if traced is None or traced.unsupported() else traced
-        return None if hooks_on_every_module() else self._traced[input_shape]
+        return self._traced[input_shape]
 
 
 def _pieces(count: int, size: int) -> list[slice]:
@@ -200,12 +207,6 @@ def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels
     return calls, tuple(delta.flatten(0, 1) for delta in deltas), rest
 
 
-def _state(model: nn.Module) -> tuple[Any, ...]:
-    """Return what a copy of the model depends on besides its weights."""
-    layers = [(id(layer), layer.training) for layer in model.modules()]
-    return layers, [parameter.requires_grad for parameter in model.parameters()]
-
-
 def _may_write_in_place(model: nn.Module) -> bool:
     """Return whether later code might overwrite a layer's output: ``ReLU(inplace=True)``, or a custom forward."""
     custom_forward = any(not type(layer).__module__.startswith("torch.nn.") for layer in model.modules())
@@ -238,8 +239,3 @@ def _channels_last(weight: Tensor) -> Tensor:
 def _full(tensor: Tensor) -> Tensor:
     """Convert half precision (autocast) to float32 before anything is summed."""
     return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def unsupported(model: nn.Module) -> str | None:
-    """Return why this engine has no advantage for the model, or None."""
-    return None if _ruled(model, trainable(model)) else "no layer with trainable parameters has a rule"
