@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,36 @@ def prove(model: nn.Module, input_shape: tuple[int, ...]) -> Proven | None:
             return _prove(model, input_shape)
     except Exception:  # the forward is unknown code, and anything unexpected is no proof
         return None
+
+
+_Known = dict[tuple[int, ...], Proven | None]
+_PROOFS: "WeakKeyDictionary[nn.Module, tuple[object, _Known]]" = WeakKeyDictionary()
+_LOOKING_UP = threading.Lock()
+
+
+def proven_forward(model: nn.Module, input_shape: tuple[int, ...]) -> nn.Module | None:
+    """Return the proven trace with the current weights, which need no gradients; None without a proof.
+
+    A proof is kept with the model until a layer, its mode or a hook changes. Threads share the trace, so the weights must not
+    change while it runs.
+    """
+    state = state_of(model)
+    with _LOOKING_UP:
+        kept = _PROOFS.get(model)
+        if kept is None or kept[0] != state:
+            kept = _PROOFS[model] = (state, {})
+        if input_shape not in kept[1]:
+            kept[1][input_shape] = prove(model, input_shape)
+        proven = kept[1][input_shape]
+        if proven is None:
+            return None
+        proven.refresh(model)
+        return proven.module
+
+
+def state_of(model: nn.Module) -> object:
+    """Return what a proof depends on besides the weights: the layers, their modes and what was done to them."""
+    return hooks_on_every_module(), [(id(layer), layer.training, altered(layer)) for layer in model.modules()]
 
 
 def reason_for_no_proof(model: nn.Module, input_shape: tuple[int, ...]) -> str | None:

@@ -246,8 +246,8 @@ MUTANTS = [
     ),
     Mutant(
         "gradients/layerwise.py",
-        "norms = squares.sum(dim=0).sqrt_()",
-        "norms = squares.amax(dim=0).sqrt_()",
+        "norms[some] = squares.sum(dim=0).sqrt_()",
+        "norms[some] = squares.amax(dim=0).sqrt_()",
         (f"{ENGINES}::test_equals_one_example_at_a_time",),
         "each layer clipped as if it were alone",
     ),

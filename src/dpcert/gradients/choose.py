@@ -6,7 +6,7 @@ from torch import nn
 from ..errors import ConfigError
 from ..isolation import dissimilar_rows
 from .engine import Engine, LossOfOne
-from .layerwise import Layerwise, unsupported
+from .layerwise import Layerwise
 from .vmap import clipped_sum, per_example_gradients
 
 ENGINES = ("auto", "layerwise", "vmap")
@@ -21,7 +21,7 @@ def choose(name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int,
     if name == "vmap":
         return (clipped_sum,)
     engine = Layerwise()
-    reason = unsupported(model) or _disagreement(engine, model, loss, input_shape)
+    reason = engine.unsupported(model, input_shape) or _disagreement(engine, model, loss, input_shape)
     if reason is None:
         return (engine, *(Layerwise() for _ in range(workers - 1)))
     if name == "layerwise":

@@ -39,12 +39,20 @@ def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Bu
     kernel, channels = layer.kernel_size, layer.in_channels
     if layer.groups == 1:
         return {"weight": ChannelsLast(_ungrouped(layer, x, deltas, buffers), (layer.out_channels, *kernel, channels)), **bias}
-    patches = _patches(layer, x, examples, buffers)  # [b, R * positions, kernel..., channels]
-    groups, summed = layer.groups, patches.shape[1]
-    by_group = torch.unflatten(patches, -1, (groups, channels // groups)).movedim(-2, 1)  # [b, groups, summed, kernel..., c]
-    inputs = by_group.movedim(-1, 3).reshape(examples * groups, summed, -1)
-    outputs = torch.unflatten(deltas, -1, (groups, -1)).movedim(2, 1).reshape(examples * groups, summed, -1)
-    return {"weight": Instantiated(torch.bmm(outputs.mT, inputs).reshape(examples, -1)), **bias}
+    return {"weight": Instantiated(_grouped(layer, x, delta, examples)), **bias}
+
+
+def _grouped(layer: Any, x: Tensor, delta: Tensor, examples: int) -> Tensor:
+    """Return the weight gradients ``[b, size]`` by one call of the backward kernel per example.
+
+    A group has few channels, one in a depthwise convolution: too few for a product of patches, which would copy each input
+    once per entry of the kernel.
+    """
+    weight, views, space = layer.weight.detach(), len(x) // examples, len(layer.kernel_size)
+    options = [None, layer.stride, [0] * space, layer.dilation, False, [0] * space, layer.groups, [False, True, False]]
+    pairs = zip(delta.split(views), x.split(views), strict=True)  # type: ignore[no-untyped-call]
+    gradients = [torch.ops.aten.convolution_backward(of_one, rows, weight, *options)[1] for of_one, rows in pairs]
+    return torch.stack(gradients).flatten(1)
 
 
 def _padded(layer: Any, x: Tensor) -> Tensor:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..isolation import keeps_rows_apart
-from ..known_layers import hooks_on_every_module
-from ..row_proof import prove
+from ..row_proof import prove, state_of
 from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
 from .layers import RULES, Buffers, has_rule
 from .parts import Instantiated, Part, total
 from .traced import Traced
+
+_MANY_PARAMETERS, _ROWS_AT_ONCE = 1 << 18, 48
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class _Skeleton:
         self.calls: list[_Call] = []
         self.perturbations: list[Tensor] | None = None
         self.ruled = _ruled(model, self.parameters)
-        self._state = _state(model)
+        self._state = state_of(model)
         self._outputs_may_change = _may_write_in_place(model)
         for name, layer in self.copy.named_modules():
             if name in self.ruled:
@@ -56,7 +57,7 @@ class _Skeleton:
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether this is a copy of the model as it is: the same layers in the same mode, and the same trained ones."""
-        return self.original is model and self._state == _state(model)
+        return self.original is model and self._state == state_of(model) and list(self.parameters) == list(trainable(model))
 
     @property
     def without_rule(self) -> dict[str, Tensor]:
@@ -100,22 +101,29 @@ class Layerwise:
         """The contract of `engine`."""
         if len(views) == 0:
             return empty_sum(model, clip)
-        parts = list(self.per_example(model, loss, views, labels).values())
-        with torch.no_grad():
-            squares = torch.stack([part.norms_squared() for part in parts])
-            norms = squares.sum(dim=0).sqrt_()
-            factors = clip.factors(norms)
-            unusable = ~torch.isfinite(norms)
-            if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
-                parts = [part.without(unusable) for part in parts]
-            return ClippedSum(torch.cat([part.weighted_sum(factors) for part in parts]), clip.sensitivity, norms)
+        norms = torch.zeros(len(views), dtype=torch.float64, device=views.device)
+        value: Tensor | None = None
+        for some in _pieces(len(views), self._at_once(model, views)):
+            parts = list(self.per_example(model, loss, views[some], labels[some]).values())
+            with torch.no_grad():
+                squares = torch.stack([part.norms_squared() for part in parts])
+                norms[some] = squares.sum(dim=0).sqrt_()
+                factors = clip.factors(norms)[some]  # each factor depends on its own norm only
+                unusable = ~torch.isfinite(norms[some])
+                if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
+                    parts = [part.without(unusable) for part in parts]
+                value = _added(value, [part.weighted_sum(factors) for part in parts])
+        assert value is not None
+        return ClippedSum(value, clip.sensitivity, norms)
+
+    def _at_once(self, model: nn.Module, views: Tensor) -> int:
+        """Return how many examples to take at a time: all, or few enough to keep large gradients near the cache."""
+        many = sum(parameter.numel() for parameter in trainable(model).values()) > _MANY_PARAMETERS
+        return max(1, _ROWS_AT_ONCE // views.shape[1]) if many else len(views)
 
     def per_example(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Part]:
         """Return per-example gradients of every trained parameter, in the order of `trainable`."""
-        if self._skeleton is None or not self._skeleton.fits(model):
-            self._skeleton = _Skeleton(model)
-            self._traced.clear()
-        skeleton = self._skeleton
+        skeleton = self._prepared(model)
         whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule
         traced = None if whole_batch else self._trace(model, tuple(views.shape[2:]))
         if traced is not None:
@@ -130,13 +138,37 @@ class Layerwise:
         skeleton.calls.clear()
         return {name: total(parts[name]) for name in skeleton.parameters}
 
+    def _prepared(self, model: nn.Module) -> _Skeleton:
+        if self._skeleton is None or not self._skeleton.fits(model):
+            self._skeleton = _Skeleton(model)
+            self._traced.clear()
+        return self._skeleton
+
+    def unsupported(self, model: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+        """Return why this engine has no advantage for the model, or None."""
+        skeleton = self._prepared(model)
+        return None if skeleton.ruled or self._trace(model, input_shape) else "no trained parameter has a rule"
+
     def _trace(self, model: nn.Module, input_shape: tuple[int, ...]) -> Traced | None:
         """Return the proven trace of a custom forward; None if there is no proof or a parameter it cannot differentiate."""
         if input_shape not in self._traced:
             proven = prove(model, input_shape)
             traced = None if proven is None else Traced(proven, list(trainable(model)))
             self._traced[input_shape] = None if traced is None or traced.unsupported() else traced
-        return None if hooks_on_every_module() else self._traced[input_shape]
+        return self._traced[input_shape]
+
+
+def _pieces(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _added(value: Tensor | None, sums: list[Tensor]) -> Tensor:
+    """Join the sums of the parameters and add them to `value`, which has one owner and so may change."""
+    if value is None:
+        return torch.cat(sums)
+    for place, part in zip(torch.split(value, [len(part) for part in sums]), sums, strict=True):
+        place += part
+    return value
 
 
 _Passed = tuple[list[_Call], tuple[Tensor, ...], dict[str, Tensor]]
@@ -175,12 +207,6 @@ def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels
     return calls, tuple(delta.flatten(0, 1) for delta in deltas), rest
 
 
-def _state(model: nn.Module) -> tuple[Any, ...]:
-    """Return what a copy of the model depends on besides its weights."""
-    layers = [(id(layer), layer.training) for layer in model.modules()]
-    return layers, [parameter.requires_grad for parameter in model.parameters()]
-
-
 def _may_write_in_place(model: nn.Module) -> bool:
     """Return whether later code might overwrite a layer's output: ``ReLU(inplace=True)``, or a custom forward."""
     custom_forward = any(not type(layer).__module__.startswith("torch.nn.") for layer in model.modules())
@@ -213,8 +239,3 @@ def _channels_last(weight: Tensor) -> Tensor:
 def _full(tensor: Tensor) -> Tensor:
     """Convert half precision (autocast) to float32 before anything is summed."""
     return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def unsupported(model: nn.Module) -> str | None:
-    """Return why this engine has no advantage for the model, or None."""
-    return None if _ruled(model, trainable(model)) else "no layer with trainable parameters has a rule"

@@ -12,6 +12,7 @@ from .._validate import finite_in, integer_in
 from ..errors import ConfigError
 from ..input_gradients import for_input_gradients
 from ..isolation import keeps_rows_apart
+from ..row_proof import proven_forward
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class SmoothAdv:
         """``x [b, ...]``, standard normal ``noise [b, K, ...]`` -> ``[b, R, ...]``."""
         if len(x) == 0:
             return noise.new_empty((0, self.count, *x.shape[1:]))
-        target = for_input_gradients(model)
         gradients = uphill if keeps_rows_apart(model, tuple(x.shape[1:])) else uphill_of_each
+        traced = proven_forward(model, tuple(x.shape[1:])) if gradients is uphill_of_each else None
+        gradients, target = (gradients, for_input_gradients(model)) if traced is None else (uphill, traced)
         eta, moved = self.sigma * noise, x
         for _ in range(self.steps):
             moved = vmap(self._move)(x, moved, gradients(target, moved, labels, eta), eta[:, 0])
