@@ -150,6 +150,13 @@ def test_the_trunk_runs_once_for_all_heads_and_only_if_one_needs_it():
         assert len(counter.asked) == ranges == len(set(counter.asked))
 
 
+def test_equal_numbers_of_selection_and_estimation_votes_are_cast_apart():
+    """A class must not be bounded with the votes that selected it."""
+    counter = Counting()
+    Request(0.5, 50, 50).certify(OneInput(counter, 2).of_head(0), X[0], 0, 3)
+    assert [purpose for _, _, purpose, _ in counter.asked] == [Purpose.CERTIFY_SELECTION, Purpose.CERTIFY_ESTIMATION]
+
+
 def test_counts_of_heads_stand_side_by_side():
     logits = torch.tensor([[2.0, 1.0, 0.0, 5.0], [0.0, 1.0, 5.0, 0.0], [0.0, 3.0, 1.0, 1.0]])
     assert tally([logits], 2).tolist() == [1, 2, 1, 1]  # the last vote of the second head is a tie
