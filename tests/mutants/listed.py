@@ -552,8 +552,8 @@ MUTANTS = [
     ),
     Mutant(
         "runs/certify.py",
-        "return own, task.request, self.key, images_sha256(task.x, task.y)",
-        "return own, task.request, images_sha256(task.x, task.y)",
+        "return own, task.request, self.key, task.images_sha256",
+        "return own, task.request, task.images_sha256",
         ("tests/runs/test_several_runs.py::test_without_a_seed_the_runs_of_a_pass_share_one_secret_key",),
         "rows of another key than the sidecar records",
     ),
