@@ -272,6 +272,24 @@ def test_a_trunk_that_mixes_rows_is_refused():
         votes_of(shared, X, fresh=True)
 
 
+def test_a_head_with_a_hook_is_not_shared_and_a_shared_head_has_none():
+    """A hook could mix the rows that the proof of the trunk keeps apart."""
+    models = family(cnn, 2)
+    for model in models:
+        last_linear(model).register_forward_pre_hook(lambda layer, inputs: (inputs[0] - inputs[0].mean(dim=0),))
+    assert shared_of(models, X) is None
+    silent = family(cnn, 2)
+    for model in silent:
+        last_linear(model).register_forward_pre_hook(lambda layer, inputs: None)
+    assert not any(head._forward_pre_hooks for head in shared_of(silent, X).heads)
+
+
+def test_sharing_draws_no_random_numbers():
+    models = family(cnn, 2)
+    before = torch.get_rng_state()
+    assert shared_of(models, X) is not None and torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_number_of_files_is_the_number_of_heads(tmp_path):
     with pytest.raises(ValueError, match="1 files for 2 heads"):
         certify_to_files(shared_of(family(cnn, 2), X), X, Y, [(tmp_path / "a", [0])], Request(0.5), key=KEY)
