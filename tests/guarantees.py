@@ -39,6 +39,7 @@ PROMISES = {
     "C5": "the confidence sequence keeps alpha under an adversarial stopping rule",
     "C6": "batch size, threads, order and fast path change no vote",
     "C7": "a certificate names its alpha, n0, n, sigma, dtype, model; NaN and ties are wrong votes",
+    "C9": "several heads in one pass cast the votes of each head alone, bit for bit",
     "R1": "kill -9 anywhere: resume gives 0 differing bytes",
     "R2": "a failing write leaves the previous state; resume works",
     "R3": "bit flips and truncations of state files are detected",

@@ -165,11 +165,28 @@ def test_what_is_wrong_or_slow_or_missing_is_left_to_pytorch(monkeypatch):
             patch.setattr(compiled, "agree", lambda a, b: False)
             assert compile_whole(model, x, SIGMA) is None
         with monkeypatch.context() as patch:
-            patch.setattr(compiled, "_seconds", lambda run, *inputs: 1.0)
+            patch.setattr(compiled, "_seconds", lambda run, *inputs: 1.3 if getattr(run, "__name__", "") == "whole" else 1.0)
             assert compile_whole(model, x, SIGMA) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled, "_seconds", lambda run, *inputs: 1.0)
+            assert compile_whole(model, x, SIGMA) is not None  # equally fast: chance does not choose
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "onnxruntime", None)
             assert compile_whole(model, x, SIGMA) is None
+
+
+def test_the_time_is_that_of_one_thread_and_the_threads_come_back(monkeypatch):
+    monkeypatch.undo()
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        assert compiled._seconds(lambda rows: seen.append(torch.get_num_threads()) or rows, torch.ones(1)) < 1.0
+        assert set(seen) == {1} and torch.get_num_threads() == 3
+        with pytest.raises(ZeroDivisionError):
+            compiled._seconds(lambda rows: rows / (1 // 0), torch.ones(1))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_compiling_changes_neither_weights_nor_mode():

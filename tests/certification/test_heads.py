@@ -150,6 +150,13 @@ def test_the_trunk_runs_once_for_all_heads_and_only_if_one_needs_it():
         assert len(counter.asked) == ranges == len(set(counter.asked))
 
 
+def test_equal_numbers_of_selection_and_estimation_votes_are_cast_apart():
+    """A class must not be bounded with the votes that selected it."""
+    counter = Counting()
+    Request(0.5, 50, 50).certify(OneInput(counter, 2).of_head(0), X[0], 0, 3)
+    assert [purpose for _, _, purpose, _ in counter.asked] == [Purpose.CERTIFY_SELECTION, Purpose.CERTIFY_ESTIMATION]
+
+
 def test_counts_of_heads_stand_side_by_side():
     logits = torch.tensor([[2.0, 1.0, 0.0, 5.0], [0.0, 1.0, 5.0, 0.0], [0.0, 3.0, 1.0, 1.0]])
     assert tally([logits], 2).tolist() == [1, 2, 1, 1]  # the last vote of the second head is a tie
@@ -263,6 +270,24 @@ def test_a_trunk_that_mixes_rows_is_refused():
     assert not isinstance(each_vote_alone(shared, (1, 28, 28)), nn.Module)
     with pytest.raises(dpcert.errors.ModelError, match="mixes examples"):
         votes_of(shared, X, fresh=True)
+
+
+def test_a_head_with_a_hook_is_not_shared_and_a_shared_head_has_none():
+    """A hook could mix the rows that the proof of the trunk keeps apart."""
+    models = family(cnn, 2)
+    for model in models:
+        last_linear(model).register_forward_pre_hook(lambda layer, inputs: (inputs[0] - inputs[0].mean(dim=0),))
+    assert shared_of(models, X) is None
+    silent = family(cnn, 2)
+    for model in silent:
+        last_linear(model).register_forward_pre_hook(lambda layer, inputs: None)
+    assert not any(head._forward_pre_hooks for head in shared_of(silent, X).heads)
+
+
+def test_sharing_draws_no_random_numbers():
+    models = family(cnn, 2)
+    before = torch.get_rng_state()
+    assert shared_of(models, X) is not None and torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_number_of_files_is_the_number_of_heads(tmp_path):

@@ -15,6 +15,7 @@ ENGINES, DEGENERATE = "tests/contracts/test_engines.py", "tests/training/test_de
 STEP, STATE, LOOP = "tests/training/test_step.py", "tests/training/test_state.py", "tests/training/test_loop.py"
 LOSSES, SMOOTHADV = "tests/test_losses.py", "tests/views/test_smoothadv.py"
 BOUNDS, SMOOTH = "tests/certification/test_bounds.py", "tests/certification/test_smooth.py"
+HEADS = "tests/certification/test_heads.py"
 SWEEP, SEQUENCE = "tests/certification/test_sweep.py", "tests/statistical/test_sequence.py"
 ONE_POINT = f"{ACCOUNTING}::test_between_the_optimistic_and_the_pessimistic_bound[0.7-0.01-100-1e-05]"
 
@@ -498,6 +499,70 @@ MUTANTS = [
         "c.radius, int(c.predict != label), seconds",
         (f"{SWEEP}::test_rows_agree_with_the_tensors_of_the_python_call",),
         "right and wrong exchanged in the rows",
+    ),
+    # several heads in one pass
+    Mutant(
+        "certification/votes.py",
+        "np.split(self._cast[asked], self._heads)[head].copy()",
+        "np.split(self._cast[asked], self._heads)[0].copy()",
+        (f"{HEADS}::test_the_trunk_runs_once_for_all_heads_and_only_if_one_needs_it",),
+        "every run gets the votes of the first",
+    ),
+    Mutant(
+        "certification/votes.py",
+        "asked = (start, stop, purpose, index)",
+        "asked = (start, stop, Purpose.CERTIFY_SELECTION, index)",
+        (f"{HEADS}::test_equal_numbers_of_selection_and_estimation_votes_are_cast_apart",),
+        "the votes that selected the class bound its probability",
+    ),
+    Mutant(
+        "certification/heads.py",
+        "return shared if flat and torch.equal(shared(noisy), expected) else None",
+        "return shared",
+        (f"{HEADS}::test_what_the_digest_does_not_see_is_seen_by_the_check",),
+        "votes of a trunk that is not the run's own",
+    ),
+    Mutant(
+        "certification/heads.py",
+        "digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)",
+        "pass",
+        (f"{HEADS}::test_one_bit_of_the_trunk_is_another_trunk",),
+        "trunks of one shape are one trunk",
+    ),
+    Mutant(
+        "certification/heads.py",
+        "return SharedHeads(trunk, heads).eval() if isinstance(trunk, nn.Module) else one_at_a_time(model)",
+        "return model",
+        (f"{HEADS}::test_a_trunk_that_mixes_rows_is_refused",),
+        "heads on a trunk of unknown code run on many noisy inputs at once",
+    ),
+    Mutant(
+        "certification/compiled.py",
+        "for n in _BATCHES) and _rows_stay_apart(whole, rows)",
+        "for n in _BATCHES)",
+        ("tests/certification/test_compiled.py::test_what_is_wrong_or_slow_or_missing_is_left_to_pytorch",),
+        "a compiled graph may mix the noisy copies",
+    ),
+    Mutant(
+        "certification/sweep.py",
+        "[head for head in range(heads) if i in lacking[head]]",
+        "list(range(heads))",
+        (f"{HEADS}::test_files_of_one_pass_are_those_of_each_alone",),
+        "a run gets rows that nobody asked for",
+    ),
+    Mutant(
+        "runs/certify.py",
+        "return own, task.request, self.key, task.images_sha256",
+        "return own, task.request, task.images_sha256",
+        ("tests/runs/test_several_runs.py::test_without_a_seed_the_runs_of_a_pass_share_one_secret_key",),
+        "rows of another key than the sidecar records",
+    ),
+    Mutant(
+        "cli/certify.py",
+        "config.certify.skip_misclassified if skip_misclassified is None else skip_misclassified",
+        "bool(skip_misclassified)",
+        ("tests/runs/test_several_runs.py::test_skip_misclassified_comes_from_the_run_unless_it_is_given",),
+        "the setting of the run is ignored",
     ),
     *WIDER,
 ]

@@ -219,6 +219,14 @@ def test_a_run_in_use_stops_the_call_before_any_vote(runs, capsys):
     assert not (runs / "a" / ROWS).exists()
 
 
+def test_a_refused_run_stops_the_call_before_any_file_is_written(runs, capsys):
+    assert call("certify", runs / "b", *VOTES, *SEED, *MODEL) == 0
+    before = scene.results(runs / "a")
+    assert call("certify", runs / "a", runs / "b", *VOTES, "--seed", 5, *MODEL) == 2
+    assert "records seed 4, the request has --seed 5" in capsys.readouterr().err
+    assert scene.results(runs / "a") == before
+
+
 def test_one_run_without_metrics_stops_the_call_before_any_vote(runs):
     (runs / "b" / "metrics.json").unlink()
     with pytest.raises(RunError, match="metrics.json"):

@@ -115,7 +115,7 @@ def share(parts: Sequence[Headed], x: Tensor, sigma: float) -> SharedHeads | Non
     """
     if len({part.sha256 for part in parts}) != 1:
         return None
-    shared = SharedHeads(copy.deepcopy(parts[0].trunk), [copy.deepcopy(part.head) for part in parts]).eval()
+    shared = SharedHeads(copy.deepcopy(parts[0].trunk), [_plain(part.head) for part in parts]).eval()
     rows = x[:_PROBED]
     noisy = rows + sigma * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
     noisy = noisy.to(next(shared.parameters()).device)
@@ -126,3 +126,12 @@ def share(parts: Sequence[Headed], x: Tensor, sigma: float) -> SharedHeads | Non
             return shared if flat and torch.equal(shared(noisy), expected) else None
     except Exception:  # any model may fail here; it is certified alone, which says why
         return None
+
+
+def _plain(head: nn.Linear) -> nn.Linear:
+    """Return a linear layer with copies of the weights and nothing else: no hook or replaced method that could mix rows."""
+    plain = nn.Linear(head.in_features, head.out_features, head.bias is not None, device="meta")  # draws no random numbers
+    plain.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    if head.bias is not None:
+        plain.bias = nn.Parameter(head.bias.detach().clone(), requires_grad=False)
+    return plain

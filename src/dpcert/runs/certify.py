@@ -85,6 +85,7 @@ class _Task:
     y: Tensor
     examples: int
     request: CertifyRequest
+    images_sha256: str
 
 
 def _task(run: LoadedRun, request: CertifyRequest) -> _Task:
@@ -94,7 +95,7 @@ def _task(run: LoadedRun, request: CertifyRequest) -> _Task:
     x, y = (data.x_validation, data.y_validation) if request.split == "validation" else (data.x_test, data.y_test)
     examples = request.count(len(x))
     require_subset(len(x), examples)
-    return _Task(run, x, y, examples, request.resolved(len(x)))
+    return _Task(run, x, y, examples, request.resolved(len(x)), images_sha256(x, y))
 
 
 def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent) -> dict[str, Any]:
@@ -119,6 +120,8 @@ def certify_runs(
     with contextlib.ExitStack() as locks:
         for run, _ in asked:
             locks.enter_context(run.directory.locked())
+        for task in tasks:
+            _existing_rows(task, task.request, CERTIFICATES)  # refuse before any file is written
         jobs = _jobs(tasks)
         passes = [one for group in _alike(jobs) for one in _passes(group)]
         if len(jobs) > 1:
@@ -171,7 +174,7 @@ class _Job:
         """Jobs with equal kinds may share a pass."""
         task = self.task
         own = id(self) if self.parts is None else self.parts.sha256
-        return own, task.request, self.key, images_sha256(task.x, task.y)
+        return own, task.request, self.key, task.images_sha256
 
     def finish(self, rows: list[CertificateRow], seconds: float) -> None:
         """Add the figures of the rows to metrics.json; `seconds` is what they took if some are new."""
@@ -306,9 +309,20 @@ def indices_to_certify(kind: type[AnyExampleRow], file: Path, size: int, asked: 
 def _rows_file(
     task: _Task, request: CertifyRequest, word: str, radius: float | None = None, new_key: bytes | None = None
 ) -> tuple[Path, bytes]:
-    """The file and the noise key for this request; each other (n0, n, alpha) at the same sigma has a separate file.
+    """The file and the noise key for this request. A new file without a seed gets `new_key`, which must be secret and new."""
+    sidecar, facts, key = _existing_rows(task, request, word, radius)
+    if key is None:
+        key = (new_key or secret_key()) if request.seed is None else key_from_seed(request.seed, "certify")
+        write_checked_json(sidecar, facts | {"seed": request.seed, "noise_key": key.hex()})
+    return sidecar.with_suffix(".tsv"), key
 
-    A new file without a seed gets `new_key`, which must be secret and new.
+
+def _existing_rows(
+    task: _Task, request: CertifyRequest, word: str, radius: float | None = None
+) -> tuple[Path, dict[str, Any], bytes | None]:
+    """The sidecar for this request, the facts it must have, and its noise key if it exists. Changes nothing.
+
+    Each other (n0, n, alpha) at the same sigma has a separate file.
     """
     how, run = request.how, task.run
     stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
@@ -316,7 +330,7 @@ def _rows_file(
     stem += ("-fresh" if how.fresh_noise else "") + ("-skipped" if how.skip_misclassified else "")
     stem += "" if how.together is None else f"-simultaneous{how.together}"
     facts: dict[str, Any] = {**how.facts, "split": request.split, "dtype": "float32"}
-    facts |= {"model_sha256": run.model_sha256, "images_sha256": images_sha256(task.x, task.y)}
+    facts |= {"model_sha256": run.model_sha256, "images_sha256": task.images_sha256}
     facts |= {} if radius is None else {"radius": radius}
     plain = run.directory.path / f"{stem}.json"
     other = f"{stem}{'' if how.n0 == 100 else f'-n0{how.n0}'}-n{how.n}-alpha{how.alpha:g}"
@@ -324,15 +338,12 @@ def _rows_file(
     taken = plain.exists() and any(read_facts(plain).get(name) != facts[name] for name in votes)
     sidecar = run.directory.path / f"{other}.json" if taken else plain
     if sidecar.exists():
-        return sidecar.with_suffix(".tsv"), _recorded_key(sidecar, facts, request.seed)
+        return sidecar, facts, _recorded_key(sidecar, facts, request.seed)
     if sidecar.with_suffix(".tsv").exists():
         raise RunError(
             f"{sidecar.with_suffix('.tsv')} has no {sidecar.name}, which contains its noise key; delete it to certify again"
         )
-    key = (new_key or secret_key()) if request.seed is None else key_from_seed(request.seed, "certify")
-    facts |= {"seed": request.seed, "noise_key": key.hex()}
-    write_checked_json(sidecar, facts)
-    return sidecar.with_suffix(".tsv"), key
+    return sidecar, facts, None
 
 
 def _refuse_rows_of_others(kind: type[AnyExampleRow], file: Path, indices: list[int], how: Request) -> None:
