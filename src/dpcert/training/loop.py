@@ -17,6 +17,7 @@ from ..data.images import chunks
 from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip
+from ..gradients.memory import default_physical_batch
 from ..interrupts import stop_requests
 from ..methods import Method
 from ..models.check import check_model
@@ -194,7 +195,8 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
     data, settings, asked = training.data, training.settings, training.phases[training.phase]
     model, images, method, stored = training.model, data.x_train, training.method, False
     device = next(model.parameters()).device
-    workers, rows = worker_count(device), settings.train.physical_batch
+    workers = worker_count(device)
+    rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
     if isinstance(asked.keys, HeadConfig):
         method = method_of_head_phase(method, asked.keys.copies)
         trunk = trunk_of(model, method, data.input_shape)

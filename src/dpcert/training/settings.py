@@ -21,7 +21,10 @@ class _LengthKeys(Section):
 
 
 class TrainConfig(AveragingKeys, ScheduleKeys, OptimizerKeys, _LengthKeys):  # fields are listed from the last base to the first
-    """Length and speed. `physical_batch` (rows = examples x views in memory), `device` and `threads` affect speed only."""
+    """Length and speed. `physical_batch` (the most rows = examples x views in memory), `device`, `threads` affect speed only.
+
+    A model whose gradients or activations need more memory runs with fewer rows.
+    """
 
     seed: int | None = Field(None, ge=0, lt=2**63)
     physical_batch: Annotated[int, Field(ge=1, le=LARGEST), SPEED_ONLY] = 480
