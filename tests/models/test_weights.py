@@ -73,7 +73,7 @@ def test_a_file_without_a_card_is_named_as_unknown_data(tmp_path):
     assert "not stated by the file" in str(run.statement)
 
 
-def test_training_images_of_the_pretraining_are_refused(tmp_path):
+def test_training_images_of_the_pretraining_are_refused(tmp_path, evidence):
     seen = build(file(tmp_path / "w.safetensors", images=IMAGES[:40]), "head")
     with pytest.raises(DataError, match="pretrained on images of the training set"):
         trained(seen)
@@ -82,6 +82,9 @@ def test_training_images_of_the_pretraining_are_refused(tmp_path):
         trained(tested)
     others = RNG.integers(0, 256, (50, *SHAPE), dtype=np.uint8)
     trained(build(file(tmp_path / "w.safetensors", images=others), "head"))
+    evidence(
+        "D16", figure="weights trained on the training or test images are refused", trials=2, twin="other images: accepted"
+    )
 
 
 def test_other_weights_cannot_resume_a_run(tmp_path):

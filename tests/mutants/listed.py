@@ -16,6 +16,7 @@ STEP, STATE, LOOP = "tests/training/test_step.py", "tests/training/test_state.py
 LOSSES, SMOOTHADV = "tests/test_losses.py", "tests/views/test_smoothadv.py"
 BOUNDS, SMOOTH = "tests/certification/test_bounds.py", "tests/certification/test_smooth.py"
 HEADS = "tests/certification/test_heads.py"
+PHASES = "tests/training/test_phases.py"
 SWEEP, SEQUENCE = "tests/certification/test_sweep.py", "tests/statistical/test_sequence.py"
 ONE_POINT = f"{ACCOUNTING}::test_between_the_optimistic_and_the_pessimistic_bound[0.7-0.01-100-1e-05]"
 
@@ -563,6 +564,77 @@ MUTANTS = [
         "bool(skip_misclassified)",
         ("tests/runs/test_several_runs.py::test_skip_misclassified_comes_from_the_run_unless_it_is_given",),
         "the setting of the run is ignored",
+    ),
+    # phases, stored features, public weights
+    Mutant(
+        "privacy/mechanism.py",
+        "            besides=tuple(\n                accounting",
+        "            besides=() and tuple(\n                accounting",
+        (f"{PHASES}::test_both_phases_together_spend_the_budget_and_no_more",),
+        "the last phase spends the budget of the others again",
+    ),
+    Mutant(
+        "privacy/mechanism.py",
+        "self.plan.first_step_of(index) + phase.steps - step)",
+        "self.plan.steps - step)",
+        (f"{PHASES}::test_the_ledger_charges_each_phase_with_its_own_noise",),
+        "steps of the next phase are charged with the noise of this one",
+    ),
+    Mutant(
+        "privacy/mechanism.py",
+        "noise.add(clipped, phase.noise_multiplier",
+        "noise.add(clipped, self.plan.noise_multiplier",
+        (f"{PHASES}::test_each_phase_adds_the_noise_that_the_ledger_states",),
+        "the head phase gets the noise of the last one",
+    ),
+    Mutant(
+        "privacy/statement.py",
+        " and min(planned) > 0,",
+        ",",
+        (f"{PHASES}::test_a_phase_without_noise_is_not_private",),
+        "a phase without noise that has not begun",
+    ),
+    Mutant(
+        "privacy/ledger.py",
+        'sum(phase["steps"] for phase in opening["phases"]) != opening["steps"]',
+        "False",
+        (f"{PHASES}::test_a_ledger_whose_phases_do_not_add_up_is_refused",),
+        "phases that do not add up",
+    ),
+    Mutant(
+        "release/verify.py",
+        '_expect(stated == wanted, f"some steps have noise multiplier and q',
+        '_expect(True, f"some steps have noise multiplier and q',
+        (f"{PHASES}::test_verify_recomputes_epsilon_over_the_phases_and_notices_a_forgotten_one",),
+        "steps charged with the noise of another phase",
+    ),
+    Mutant(
+        "training/features.py",
+        "normal_at_positions(key, Purpose.VIEWS, start, start + size",
+        "normal_at_positions(key, Purpose.VIEWS, 0, size",
+        (f"{PHASES}::test_stored_features_are_those_of_the_views",),
+        "every part of the records gets the same noise",
+    ),
+    Mutant(
+        "training/lifecycle.py",
+        "parameters_of(self.model, head_name(self.model)) if asked.trains_the_head_first else self._main",
+        "self._main",
+        (f"{PHASES}::test_the_head_phase_trains_nothing_but_the_head",),
+        "the head phase trains what it must not",
+    ),
+    Mutant(
+        "models/weights.py",
+        "len(known.intersection(digests)) > _MOST_OVERLAP * len(known)",
+        "False",
+        ("tests/models/test_weights.py::test_training_images_of_the_pretraining_are_refused",),
+        "weights that have seen the private images",
+    ),
+    Mutant(
+        "training/lifecycle.py",
+        'before.get("public_inputs") != now.get("public_inputs")',
+        "False",
+        ("tests/models/test_weights.py::test_other_weights_cannot_resume_a_run",),
+        "a run resumed from other weights than its ledger names",
     ),
     *WIDER,
 ]

@@ -79,7 +79,7 @@ WIDER = [
     ),
     Mutant(
         "training/step.py",
-        "views_at(step * context.mechanism.plan.sampling_probability)",
+        "views_at(context.mechanism.plan.epochs_after(step))",
         "views_at(step)",
         (f"{STEP}::test_the_warm_up_of_an_attack_is_counted_in_epochs",),
         "a warm-up of ten epochs is over after ten steps",
@@ -522,7 +522,7 @@ WIDER = [
         "two bounds take the risk of one",
     ),
     Mutant(
-        "models/registry.py",
+        "models/spec.py",
         "enabled=seed is not None",
         "enabled=False",
         (f"{REGISTRY}::test_a_seeded_model_leaves_the_global_generator_alone",),
@@ -688,8 +688,8 @@ WIDER = [
     ),
     Mutant(
         "training/loop.py",
-        "train.learning_rate_at(step, total)",
-        "train.learning_rate_at(step - begun.first, total)",
+        "keys.learning_rate_at(step - start, count)",
+        "keys.learning_rate_at(step - begun.first, count)",
         (f"{RESUME_ALL}::test_a_run_that_was_killed_at_several_steps_ends_in_the_same_bytes",),
         "a resumed run begins its schedule again",
     ),
@@ -702,8 +702,8 @@ WIDER = [
     ),
     Mutant(
         "training/loop.py",
-        "training.average.include(done)",
-        "training.average.include(step)",
+        "training.average.include(done - start)",
+        "training.average.include(step - start)",
         (f"{AVERAGING}::test_the_released_weights_are_the_average_of_the_iterates",),
         "an average is counted from the wrong step",
     ),
