@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..data.fingerprint import digests as image_digests
@@ -193,36 +193,42 @@ def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
 def _step_context(training: Training, begun: Begun, progress: Progress) -> StepContext:
     """Return what the steps of the current phase share: the model, or its head with stored features."""
     data, settings, asked = training.data, training.settings, training.phases[training.phase]
-    model, images, method, stored = training.model, data.x_train, training.method, False
-    device = next(model.parameters()).device
-    workers = worker_count(device)
+    stored = _head_on_features(training, begun, progress) if isinstance(asked.keys, HeadConfig) else None
+    model, images, method = stored or (training.model, data.x_train, training.method)
     rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
-    if isinstance(asked.keys, HeadConfig):
-        method = method_of_head_phase(method, asked.keys.copies)
-        trunk = trunk_of(model, method, data.input_shape)
-        if trunk is not None:
-
-            def tell(done: int, total: int) -> None:
-                progress(max(begun.first, training.first_step), training.plan.steps, features=f"{100 * done / total:.0f} %")
-
-            images = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell)
-            model, stored, rows = model.get_submodule(head_name(model)), True, ROWS_OF_FEATURES
     inputs = tuple(images.shape[2:] if stored else images.shape[1:])
-    engines = choose(settings.gradients.engine, model, method.loss, inputs, workers)
+    workers = worker_count(next(model.parameters()).device)
     context = StepContext(
         model,
         images,
         data.y_train,
         method,
         Clip(method.clip_rule, asked.clip_norm),
-        engines,
+        choose(settings.gradients.engine, model, method.loss, inputs, workers),
         Mechanism(training.plan, begun.key, begun.ledger),
         training.optimizer,
-        rows,
-        stored_views=stored,
+        ROWS_OF_FEATURES if stored else rows,
+        stored_views=stored is not None,
         phase=training.phase,
     )
     return replace(context, small_parts=small_parts_change_no_bit(context))
+
+
+def _head_on_features(training: Training, begun: Begun, progress: Progress) -> tuple[nn.Module, Tensor, Method] | None:
+    """Return the head, the features of all records and the method of a head phase; None if features cannot be stored."""
+    model, images, keys = training.model, training.data.x_train, training.phases[training.phase].keys
+    assert isinstance(keys, HeadConfig)
+    method = method_of_head_phase(training.method, keys.copies)
+    trunk = trunk_of(model, method, training.data.input_shape)
+    if trunk is None:
+        return None
+
+    def tell(done: int, total: int) -> None:
+        progress(max(begun.first, training.first_step), training.plan.steps, features=f"{100 * done / total:.0f} %")
+
+    device = next(model.parameters()).device
+    features = stored_features(trunk, images, method, begun.key, training.first_step, device, worker_count(device), tell)
+    return model.get_submodule(head_name(model)), features, method
 
 
 class _SpentSoFar:
