@@ -152,6 +152,18 @@ def test_interrupted_in_each_phase_and_between_them_gives_the_same_bytes(tmp_pat
         assert files(out) == files(tmp_path / "whole"), step
 
 
+def test_slow_steps_are_saved_between_blocks(tmp_path, monkeypatch):
+    """Killed in the middle of a block, the run resumes from its last step and ends in the same bytes."""
+    train(tmp_path / "whole")
+    monkeypatch.setattr("dpcert.training.lifecycle.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    with pytest.raises(Crash):
+        train(tmp_path / "run", progress=crash_after(7))
+    state = json.loads((tmp_path / "run" / "private" / "state.json").read_text())
+    assert state["step"] == 6
+    train(tmp_path / "run")
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
 def test_stored_features_are_those_of_the_views():
     model, key = network(), key_from_seed(0, "test")
     method = features.method_of_head_phase(METHOD, 3)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,9 @@ class Training:
             yield
 
 
+SECONDS_BETWEEN_CHECKPOINTS = 180.0
+
+
 @dataclass(frozen=True)
 class Keeper:
     """What a run with a directory stores between steps: checkpoints, and the points of its curve."""
@@ -125,11 +129,17 @@ class Begun:
     ledger: Ledger
     first: int = 0
     keeper: Keeper | None = None
+    saved_at: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 
     def settle(self, done: int, total: int, *, stop: bool) -> None:
-        """Call after each step: save at the end of a block, at the end and on a stop request; then raise on a stop request."""
-        if self.keeper is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop):
+        """Call after each step: save at the end of a block, at the end and on a stop request; then raise on a stop request.
+
+        Slow steps are also saved every few minutes. A checkpoint refers to charged steps only, so this costs nothing.
+        """
+        due = time.monotonic() - self.saved_at[0] > SECONDS_BETWEEN_CHECKPOINTS
+        if self.keeper is not None and (done % STEPS_PER_BLOCK == 0 or done == total or stop or due):
             self.keeper.save(done)
+            self.saved_at[0] = time.monotonic()
         if stop and done < total:
             raise Interrupted(f"stopped after step {done} of {total}")
 
