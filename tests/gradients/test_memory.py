@@ -26,15 +26,15 @@ def test_more_trained_parameters_or_activations_mean_fewer_rows():
     wide, narrow = (resnet(name, SHAPE, 10).eval() for name in ("resnet-48", "resnet-32"))
     assert default_physical_batch(wide, SHAPE) < default_physical_batch(narrow, SHAPE) < 480
     assert default_physical_batch(wide, SHAPE) < default_physical_batch(only_the_head(wide), SHAPE)
-    assert default_physical_batch(narrow, (3, 64, 64)) < default_physical_batch(narrow, SHAPE)
+    assert default_physical_batch(narrow, (3, 128, 128)) < default_physical_batch(narrow, SHAPE)
 
 
 @pytest.mark.parametrize("name", ["resnet-32", "resnet-48"])
 def test_both_budgets_hold(name):
     model = resnet(name, SHAPE, 10).eval()
     rows = default_physical_batch(model, SHAPE)
-    assert 4 * rows * sum(p.numel() for p in model.parameters()) <= 512 << 20
-    assert 4 * (rows + 1) * sum(p.numel() for p in model.parameters()) > 512 << 20
+    assert 4 * rows * sum(p.numel() for p in model.parameters()) <= 640 << 20
+    assert 4 * (rows + 1) * sum(p.numel() for p in model.parameters()) > 640 << 20
 
 
 def test_at_least_one_row_and_no_trace_on_the_model():
