@@ -68,6 +68,7 @@ check: $(STAMP)  ## lint, format, strict types, import rules
 
 bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.backbone_step
 	$(BIN)/python -m benchmarks.certification
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.growth

@@ -22,6 +22,7 @@ from dpcert.data.dataset import Dataset
 from dpcert.gradients.choose import choose
 from dpcert.gradients.engine import Clip
 from dpcert.gradients.layerwise import Layerwise
+from dpcert.gradients.memory import default_physical_batch
 from dpcert.gradients.vmap import clipped_sum
 from dpcert.losses import cross_entropy
 from dpcert.methods import method
@@ -85,7 +86,7 @@ def forward_only(data: Dataset, size: int) -> Step:
     return step
 
 
-def private(data: Dataset, trained: str, rows: int) -> Step:
+def private(data: Dataset, trained: str = "") -> Step:
     """The real private step of dpcert on a batch of all records (q = 1)."""
     model, m, batch = backbone(trained), method("dp-gaussian", sigma=SIGMA, copies=COPIES), len(data.x_train)
     settings = Settings.of(epsilon=8.0, epochs=1000, batch_size=batch, learning_rate=0.01)
@@ -101,7 +102,7 @@ def private(data: Dataset, trained: str, rows: int) -> Step:
         choose("layerwise", model, m.loss, SHAPE, worker_count(torch.device("cpu"))),
         Mechanism(plan, KEY, ledger),
         torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9),
-        rows,
+        default_physical_batch(model, SHAPE),
     )
     problem = replace(problem, small_parts=small_parts_change_no_bit(problem))  # as training does
     counter = [0]
@@ -234,7 +235,7 @@ def compared(title: str, contenders: dict[str, Step], base: str, rounds: int, ta
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    rounds, batch = (3, 32) if options.quick else (options.rounds, 256)
+    rounds, batch = (3, 64) if options.quick else (options.rounds, 512)
     data, part = images(batch), images(min(batch, 32))
     table = Table(title=f"one step, K = {COPIES}; the backbone with B = {batch}, the engines with {len(part.x_train)} examples")
     for heading in ("case", "contender", "ms (median)", "ratio", "quartiles"):
@@ -243,14 +244,14 @@ def main() -> None:
         "best non-private 16": ordinary(data, 16),
         "best non-private 32": ordinary(data, 32),
         "best non-private 64": ordinary(data, 64),
-        OURS: private(data, "", 48),
+        OURS: private(data),
         OPACUS: opacus(data, 16),
     }
     head = {
         "forward pass 32": forward_only(data, 32),
         "forward pass 64": forward_only(data, 64),
         "forward pass 128": forward_only(data, 128),
-        OURS: private(data, "head", 192),
+        OURS: private(data, "head"),
     }
     result = {
         "backbone, all": compared("all parameters", every, BEST, rounds, table),

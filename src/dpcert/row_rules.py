@@ -231,7 +231,7 @@ def _copied(x: Any, *args: Any, dtype: Any = None, memory_format: Any = None) ->
 def _reduced(x: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> int:
     _constant(keepdim)
     removed = _not_the_batch(_rows(x), dim)
-    return _rows(x).dim - (0 if keepdim else sum(place < x.dim for place in removed))
+    return _rows(x).dim - (0 if _at("small", keepdim) else sum(place < x.dim for place in removed))
 
 
 def _along(x: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> int:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcert.gradients.choose import choose
-from dpcert.gradients.engine import Clip
+from dpcert.gradients.engine import Clip, FirstOnly
 from dpcert.gradients.layerwise import Layerwise
 from dpcert.gradients.vmap import per_example_gradients
 from dpcert.privacy.clipping import Flat
@@ -186,10 +186,20 @@ def test_a_part_in_several_pieces_is_the_same_sum(monkeypatch):
     model, (views, labels) = made("resnet"), examples(7, 2)
     whole = Layerwise()(model, coupled_loss, views, labels, CLIP)
     monkeypatch.setattr("dpcert.gradients.layerwise._MANY_PARAMETERS", 0)
-    monkeypatch.setattr("dpcert.gradients.layerwise._ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("dpcert.gradients.layerwise._FEW_ROWS", 4)
     pieces = Layerwise()(model, coupled_loss, views, labels, CLIP)
     torch.testing.assert_close(pieces.norms, whole.norms, rtol=1e-5, atol=0)
     torch.testing.assert_close(pieces.value, whole.value, rtol=1e-4, atol=1e-7)
+
+
+def test_padding_counts_for_nothing_in_any_piece(monkeypatch):
+    """Examples 4 and later only fill up the part: in pieces of two as well."""
+    model, (views, labels) = made("resnet"), examples(6, 2)
+    expected = Layerwise()(model, coupled_loss, views[:3], labels[:3], CLIP)
+    monkeypatch.setattr("dpcert.gradients.layerwise._MANY_PARAMETERS", 0)
+    monkeypatch.setattr("dpcert.gradients.layerwise._FEW_ROWS", 4)
+    found = Layerwise()(model, coupled_loss, views, labels, FirstOnly(CLIP, 3))
+    torch.testing.assert_close(found.value, expected.value, rtol=1e-4, atol=1e-7)
 
 
 def test_the_trace_has_the_outputs_of_the_model():

@@ -29,6 +29,7 @@ LOOP = "tests/training/test_loop.py"
 LOSSES = "tests/test_losses.py"
 METHODS = "tests/test_methods.py"
 MIXING = "tests/contracts/test_mixing.py"
+PROOF, VISION = "tests/contracts/test_row_proof.py", "tests/contracts/test_vision.py"
 OWN_RUN = "tests/runs/test_analyze_and_attack.py"
 OPTIMIZERS = "tests/training/test_optimizers.py"
 PAGE = "tests/report/test_page.py"
@@ -534,6 +535,63 @@ WIDER = [
         "(vertical, vertical + -width % s, horizontal, horizontal + -height % s)",
         (f"{INPUT_GRADIENTS}::test_strided_convolutions_over_phases",),
         "padding of the two axes is exchanged",
+    ),
+    # the proof of custom forwards, and large gradients
+    Mutant(
+        "row_rules.py",
+        "if not found or x.dim in found:",
+        "if not found:",
+        (f"{PROOF}::test_what_may_mix_has_no_proof",),
+        "an operation along the batch counts as proved",
+    ),
+    Mutant(
+        "row_rules.py",
+        "if unknown or any(value is True or isinstance(value, BatchSize) for value in values):",
+        "if unknown or any(value is True for value in values):",
+        (f"{PROOF}::test_what_may_mix_has_no_proof",),
+        "the number of rows is used as a number",
+    ),
+    Mutant(
+        "row_rules.py",
+        "            if entry != slice(None):",
+        "            if type(entry) is int:",
+        (f"{PROOF}::test_what_may_mix_has_no_proof",),
+        "some rows may be taken out of the batch",
+    ),
+    Mutant(
+        "row_rules.py",
+        "if sizes == (SMALL, LARGE) and torch.Size(small[:place]).numel() == before:",
+        "if sizes == (SMALL, LARGE):",
+        (f"{PROOF}::test_what_may_mix_has_no_proof",),
+        "rows are exchanged with columns",
+    ),
+    Mutant(
+        "row_rules.py",
+        "if len(places) != 1 or min(places) < 3 or dropout_p != 0.0:",
+        "if len(places) != 1 or dropout_p != 0.0:",
+        (f"{PROOF}::test_what_may_mix_has_no_proof",),
+        "rows attend to each other",
+    ),
+    Mutant(
+        "row_proof.py",
+        "if altered(layer) or not plain:",
+        "if not plain:",
+        (f"{PROOF}::test_an_altered_model_has_no_proof",),
+        "a layer with hooks counts as proved",
+    ),
+    Mutant(
+        "gradients/layerwise.py",
+        "factors = clip.factors(norms)[some]",
+        "factors = clip.factors(norms[some])",
+        (f"{VISION}::test_padding_counts_for_nothing_in_any_piece",),
+        "padding counts as records in the later pieces of a part",
+    ),
+    Mutant(
+        "gradients/parts.py",
+        "squares.append(torch.dot(wide, wide))",
+        "squares.append(torch.dot(wide, wide) / 4)",
+        ("tests/gradients/test_parts.py::test_products_one_by_one_have_the_norms_of_what_they_store",),
+        "large gradients are clipped to twice the norm",
     ),
     # isolation, part sizes, warm starts
     Mutant(

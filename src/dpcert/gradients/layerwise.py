@@ -24,7 +24,7 @@ from .layers import RULES, Buffers, has_rule
 from .parts import Instantiated, Part, total
 from .traced import Traced
 
-_MANY_PARAMETERS, _ROWS_AT_ONCE = 1 << 18, 48
+_MANY_PARAMETERS, _FEW_ROWS, _SOME_ROWS = 1 << 18, 96, 192
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,11 @@ class Layerwise:
         return ClippedSum(value, clip.sensitivity, norms)
 
     def _at_once(self, model: nn.Module, views: Tensor) -> int:
-        """Return how many examples to take at a time: all, or few enough to keep large gradients near the cache."""
+        """Return how many examples to take at a time: few enough to keep large gradients and activations near the cache."""
         many = sum(parameter.numel() for parameter in trainable(model).values()) > _MANY_PARAMETERS
-        return max(1, _ROWS_AT_ONCE // views.shape[1]) if many else len(views)
+        if not many and keeps_rows_apart(model, tuple(views.shape[2:])):
+            return len(views)
+        return max(1, (_FEW_ROWS if many else _SOME_ROWS) // views.shape[1])
 
     def per_example(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor) -> dict[str, Part]:
         """Return per-example gradients of every trained parameter, in the order of `trainable`."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .engine import trainable
 
 _MOST_ROWS = 480
-_GRADIENT_BYTES, _ACTIVATION_BYTES = 512 << 20, 128 << 20
+_GRADIENT_BYTES, _ACTIVATION_BYTES = 640 << 20, 512 << 20
 _BYTES_PER_NUMBER = 4
 
 
