@@ -53,10 +53,14 @@ def parse_unread_metrics(data: bytes, origin: str) -> dict[str, Any]:
     return metrics
 
 
-def is_papers(entry: dict[str, Any], sigma: float) -> bool:
-    """Whether a certification uses the paper's settings at this sigma: n0, n, alpha per image, the test set."""
+def is_papers(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) -> bool:
+    """Whether a certification uses the paper's settings at this sigma: n0, n, alpha per image, the test set.
+
+    With `may_skip`, misclassified images may have been skipped: ACR and certified accuracy are the same, p_A is not known.
+    """
     votes = (entry["n0"], entry["n"], entry["alpha"]) == (PAPERS_N0, PAPERS_N, PAPERS_ALPHA)
-    return bool(entry["sigma"] == sigma and votes and _is_plain(entry) and entry["split"] == "test")
+    is_plain = _is_plain({**entry, "skip_misclassified": False} if may_skip else entry)
+    return bool(entry["sigma"] == sigma and votes and is_plain and entry["split"] == "test")
 
 
 def _is_plain(entry: dict[str, Any]) -> bool:
