@@ -73,12 +73,12 @@ def _spoken(c: Certified) -> str:
     return ", ".join(f"{100 * shares[r]:.1f} % at {r}" for r in chosen)
 
 
-def radii(runs: Named) -> Drawing:
+def radii(runs: Named) -> Drawing | None:
     """The distribution of the certified radii, and how many images got no answer."""
     return _distribution(runs, "radii", "certified L2 radius", lambda c: c.radius, 0.0, None)
 
 
-def p_lower(runs: Named) -> Drawing:
+def p_lower(runs: Named) -> Drawing | None:
     """The lower bounds of p_A: how clear the votes were. The axis spaces 0.9, 0.99, 0.999, ... evenly."""
     nines = {-np.log10(1 - p): f"{p:g}" for p in (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)}
     return _distribution(
@@ -89,9 +89,11 @@ def p_lower(runs: Named) -> Drawing:
 
 def _distribution(
     runs: Named, name: str, label: str, values_of: Callable[[Certified], np.ndarray], low: float, ticks: dict[float, str] | None
-) -> Drawing:
+) -> Drawing | None:
     """One run: correct and wrong answers stacked. Several: one outline each. No answer is a separate mark on the left."""
-    mains = [(place, run_name, run.main) for place, (run_name, run) in enumerate(runs) if run.main is not None]
+    mains = [(place, name_, run.main.voted) for place, (name_, run) in enumerate(runs) if run.main and run.main.voted.rows]
+    if not mains:
+        return None
     high = max(float(values_of(c).max()) for *_, c in mains)
     edges = np.linspace(low, high if high > low else low + 1.0, _BINS + 1)
     width = edges[1] - edges[0]

@@ -40,6 +40,16 @@ class Certified:
         return ", simultaneous" if self.figures.get("alpha_is") == "simultaneous" else ""
 
     @property
+    def skips(self) -> bool:
+        """Whether images that the first n0 votes misclassify got no further votes: they have no radius and no p_A."""
+        return bool(self.figures.get("skip_misclassified"))
+
+    @property
+    def voted(self) -> "Certified":
+        """The same with only the images that got all their votes: what shows p_A, or radii of wrong answers, uses these."""
+        return replace(self, rows=[row for row in self.rows if row.count is not None]) if self.skips else self
+
+    @property
     def is_of_test_set(self) -> bool:
         """Whether these are test images, and not held-out records of the training set."""
         return bool(self.figures.get("split", "test") == "test")
@@ -126,6 +136,16 @@ class RunFacts:
         return f"epsilon = {ceil_text(privacy['epsilon'], 4)} at delta = {privacy['delta']:g}"
 
     @property
+    def public_inputs(self) -> list[dict[str, str]]:
+        """The public weights that training started from, each with `name`, `sha256` and `data`; epsilon does not cover them."""
+        return list(self.metrics["privacy"].get("public_inputs", ()))
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        """The phases of the training, if there were several."""
+        return list(self.metrics["privacy"].get("phases", ()))
+
+    @property
     def sentences(self) -> list[str]:
         """The stored sentences of the privacy statement; composed here for runs of versions that did not store them."""
         privacy = self.metrics["privacy"]
@@ -210,6 +230,7 @@ def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str
     titles = [run.title for run in runs]
     for run in runs:
         name = run.title if titles.count(run.title) == 1 else f"{run.title}: {run.path.name}"
+        name += "".join(f", from public {known['name']} (SHA-256 {known['sha256'][:16]}...)" for known in run.public_inputs)
         clean = run.metrics["clean_accuracy"]
         if not run.certified:
             table.append((name, "", run.privacy, _percent(clean), "not certified", "", "", ""))
