@@ -137,6 +137,12 @@ def test_a_figure_equal_to_the_papers_does_not_agree_either(tmp_path):
     assert beside(1.0, 1.0) == f"{OTHER_BACKBONE}equal to the paper"
 
 
+def test_the_rules_of_agreement_are_not_on_a_page_without_it(grid):
+    (part,) = sections(grid, ["table1"])
+    assert not any("agrees" in note for note in part.notes)
+    assert "DPSGD's ACR is not always below that of non-private training" not in {one.claim.sentence for one in part.judged}
+
+
 def test_cells_that_were_not_run_say_so(tmp_path):
     (part,) = sections(tmp_path, ["table1"])
     assert {row[place] for row in part.tables[0].rows for place in (4, 6, 8)} == {"not run"}
@@ -209,7 +215,7 @@ def test_figures_are_files_of_their_own_that_name_the_backbone(grid, name):
     (part,) = sections(grid, [name], with_figures=True)
     assert list(part.figures) == [f"{name}-cifar10"]
     (figure,) = part.figures.values()
-    assert "not the paper's CrossViT-Tiny" in figure.get_suptitle()
+    assert "ours: resnet-48, not the paper's CrossViT-Tiny" in figure.get_suptitle()
     assert len(figure.legends[0].get_texts()) == 7 and not any("not run" in axes.get_title() for axes in figure.axes)
 
 
@@ -220,6 +226,7 @@ def test_the_comparison_has_quoted_points_and_our_lines(grid, tmp_path):
     index = ResultIndex(_places(NEEDS, grid))
     run = index.seeds("cifar10", "dp-macer", 0.25)
     (line,) = (line for line in figure.axes[1].lines if line.get_label() == "DP-MACER")
+    assert figure.axes[0].get_ylim()[1] > max(max(line.get_ydata()) for line in figure.axes[0].lines)
     assert line.get_ydata()[-1] == pytest.approx(100 * (100 * run.share(0.7) / 2.74 - 1))
     (part,) = sections(tmp_path, ["figure-cifar10-comparison"], with_figures=True)
     (empty,) = part.figures.values()

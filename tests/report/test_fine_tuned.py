@@ -29,10 +29,7 @@ def test_words_name_model_weights_data_and_phases(folder):
     said = words.trained(facts)
     assert said.startswith("A residual network pretrained on public images was trained on 1,000 training images of CIFAR-10")
     assert PUBLIC["sha256"][:16] in said and f"trained on {PUBLIC['data']}." in said
-    assert (
-        "Training had two phases: the last layer (4 steps of all images), then the last 2 parts of the network and"
-        in said
-    )
+    assert "Training had two phases: the last layer (4 steps of all images), then the last 2 parts of the network and" in said
     assert "Neither are the public images" in words.promised(facts)
 
 
@@ -60,7 +57,9 @@ def test_page_and_table_name_weights_digest_and_data(folder):
     page = render([facts], figures_of)
     assert f'data-public="{PUBLIC["name"]}"' in page and PUBLIC["sha256"] in page and PUBLIC["data"] in page
     assert "the backbone differs, so these are other models" in page
-    ((name, *_),) = summary([facts], figures_of)
+    assert ">paper, CrossViT-Tiny 0.246<" in page and "the paper (CrossViT-Tiny), at radius 0.25" in page
+    ((name, *cells),) = summary([facts], figures_of)
+    assert sum("[paper, CrossViT-Tiny " in cell for cell in cells) == 3 and "[paper " not in "".join(cells)
     assert f"from public resnet-48 (SHA-256 {PUBLIC['sha256'][:16]}...)" in name
 
 

@@ -16,7 +16,8 @@ def figures_of(run: RunFacts, certified: Certified) -> PaperFigures | None:
     place = (run.metrics["dataset"], run.metrics["method"], certified.figures["sigma"])
     if place not in TABLE_1 or not _is_request_of_the_paper(run, certified.figures):
         return None
-    return PaperFigures(*TABLE_1[place], sentence=_sentence(run, certified.figures, *TABLE_1[place]))
+    sentence = _sentence(run, certified.figures, *TABLE_1[place])
+    return PaperFigures(*TABLE_1[place], sentence=sentence, model=CIFAR10_BACKBONE if _is_other_model(run) else None)
 
 
 def _is_request_of_the_paper(run: RunFacts, figures: dict[str, Any]) -> bool:

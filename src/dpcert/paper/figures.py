@@ -126,12 +126,12 @@ def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequ
             for axes, points in zip(row, (values, _relative(values)), strict=True):
                 axes.plot(QUOTED_RADII, points, marker=marker, markersize=4, color=color, label=f"{name} (published)",
                           linestyle=":" if there else "-", linewidth=1.0)  # fmt: skip
+        missing = [] if sigma is None else _our_lines(row, index, sigma)
         row[0].set(ylabel="certified accuracy (%)", ylim=(0, None))
         row[1].set(ylabel="against TransDenoiser (%)")
         for axes in row:
             axes.set(xlabel="L2 radius")
             axes.grid(alpha=0.25)
-        missing = [] if sigma is None else _our_lines(row, index, sigma)
         title = "CIFAR-10 (DP-CERT: not run)" if sigma is None else f"CIFAR-10, ours at sigma = {sigma:g}"
         _title(row[0], title, missing, len(VARIANTS))
         _title(row[1], "relative to TransDenoiser", (), 3)
@@ -337,14 +337,14 @@ def draw(index: ResultIndex, target: str, datasets: Sequence[str], sigmas: Seque
         return {f"{target}{name}": figure for name, figure in kept.items()}
     own = "" if target == targets.CIFAR10_COMPARISON else f"-{CIFAR10}"
     for figure in kept.values():
-        figure.suptitle(_other_backbone(figure), fontsize="medium")
+        figure.suptitle(_other_backbone(figure, index), fontsize="medium")
     return {f"{target}{own}{name}": figure for name, figure in kept.items()}
 
 
-def _other_backbone(figure: Any) -> str:
-    title = figure.get_suptitle()
-    note = f"our backbone, not the paper's {CIFAR10_BACKBONE}"
-    return f"{title} ({note})" if title else note[0].upper() + note[1:]
+def _other_backbone(figure: Any, index: ResultIndex) -> str:
+    title, ours = figure.get_suptitle(), " and ".join(index.models(CIFAR10)) or "another backbone"
+    note = f"ours: {ours}, not the paper's {CIFAR10_BACKBONE}"
+    return f"{title} ({note})" if title else f"{TITLES[CIFAR10]} ({note})"
 
 
 def save(figure: Any, folder: Path, name: str) -> None:

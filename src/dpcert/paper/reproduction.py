@@ -115,8 +115,9 @@ def _about_backbones(index: ResultIndex, request: TargetRequest) -> list[str]:
         if (run := index.get(CIFAR10, method, sigma)) is not None
         for known in run.facts.metrics["privacy"].get("public_inputs", ())
     }
+    title = ", ".join((TITLES[CIFAR10], *index.models(CIFAR10)))
     notes = [
-        f"{TITLES[CIFAR10]}: the backbone differs from the paper's {CIFAR10_BACKBONE}, so these are other models. Their "
+        f"{title}: the backbone differs from the paper's {CIFAR10_BACKBONE}, so these are other models. Their "
         "figures are above or below the paper's; none can agree with it."
     ]
     return notes + [
@@ -139,7 +140,7 @@ def _table_1(index: ResultIndex, request: TargetRequest) -> tuple[list[Table], l
                     (f"{sigma:g}", TITLES[method], *_compared(seeds, paper, method, is_papers_model=dataset != CIFAR10))
                 )
         tables.append(Table(TITLES[dataset], TABLE_HEADINGS, rows))
-    return tables, _notes(used)
+    return tables, _notes(used, with_verdicts=request.shown != (CIFAR10,))
 
 
 def _compared(seeds: Seeds | None, paper: tuple[float, float, float], method: str, *, is_papers_model: bool) -> tuple[str, ...]:
@@ -173,7 +174,7 @@ def _range(name: str, figure: Figure, digits: int) -> str:
     return f"{name} {min(figure.each):.{digits}f} to {max(figure.each):.{digits}f}"
 
 
-def _notes(used: list[Measured]) -> list[str]:
+def _notes(used: list[Measured], *, with_verdicts: bool) -> list[str]:
     private = [run.facts.metrics["privacy"] for run in used if run.facts.metrics["privacy"]["private"]]
     notes = []
     if private:
@@ -182,9 +183,10 @@ def _notes(used: list[Measured]) -> list[str]:
     notes.append(
         "Figures are means over seeds; ±: standard error over images; over seeds: the smallest and the largest figure."
     )
-    notes += RULES
+    notes += RULES if with_verdicts else ()
     other = ", ".join(title for name, title in TITLES.items() if name in OTHER_FORMULA)
-    notes.append(f"not comparable: the paper's figures of {other} were computed with formulas other than the published ones.")
+    kind = "not comparable: the" if with_verdicts else "The"
+    notes.append(f"{kind} paper's figures of {other} were computed with formulas other than the published ones.")
     bare = sorted({run.facts.path.name for run in used if not run.has_weights})
     if bare:
         notes.append(f"Rows without weights (nothing more can be measured): {', '.join(bare)}.")

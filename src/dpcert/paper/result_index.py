@@ -175,6 +175,11 @@ class ResultIndex:
         by_method = [self.certified(dataset, method, sigma) for method in methods]
         return [run for run in by_method if run] if all(by_method) else None
 
+    def models(self, dataset: str) -> list[str]:
+        """The names of the models that were trained on a data set."""
+        paths = {path for place, path in self._paths.items() if place.dataset == dataset}
+        return sorted({str(facts.setting("model", "name")) for path in paths if (facts := self._read(path)) is not None})
+
     def _read(self, path: Path) -> RunFacts | None:
         if path not in self._facts:
             directory = RunDirectory(path)

@@ -25,7 +25,9 @@ def certified_accuracy_curve(runs: Named, paper: Paper = no_paper) -> Drawing:
     legend = [s for s, *_ in lines]
     if papers:
         color = lines[0][0].color if len(lines) == 1 else INK
-        legend.append(Stroke("◆ the paper, at radius 0.25", color, marker="D"))
+        models = sorted({point.model for _, point in papers if point.model is not None})
+        whose = f"the paper ({', '.join(models)})" if models else "the paper"
+        legend.append(Stroke(f"◆ {whose}, at radius 0.25", color, marker="D"))
 
     def draw(axes: Any) -> None:
         furthest = max([0.25, *(float(c.radius.max()) for *_, c in lines)]) * 1.03

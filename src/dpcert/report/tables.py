@@ -165,6 +165,12 @@ class PaperFigures:
     acr: float
     certified_accuracy: float  # at radius 0.25
     sentence: str  # the same figures in words, compared with our intervals
+    model: str | None = None  # the paper's model, if it is not that of the run: then the figures do not compare
+
+    @property
+    def label(self) -> str:
+        """What a figure of the paper is labeled with."""
+        return "paper" if self.model is None else f"paper, {self.model}"
 
 
 Paper = Callable[[RunFacts, Certified], PaperFigures | None]  # the only way for the paper's figures to get into a report
@@ -245,9 +251,9 @@ def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str
                     name + split,
                     f"{f['sigma']:g}{certified.mark}",
                     run.privacy,
-                    _percent(clean) + (f" [paper {printed.clean_accuracy:.2f} %]" if printed else ""),
-                    f"{f['acr']:.3f}{interval}" + (f" [paper {printed.acr:.3f}]" if printed else ""),
-                    _percent(at) + (f" [paper {printed.certified_accuracy:.1f} %]" if printed else ""),
+                    _percent(clean) + (f" [{printed.label} {printed.clean_accuracy:.2f} %]" if printed else ""),
+                    f"{f['acr']:.3f}{interval}" + (f" [{printed.label} {printed.acr:.3f}]" if printed else ""),
+                    _percent(at) + (f" [{printed.label} {printed.certified_accuracy:.1f} %]" if printed else ""),
                     str(f["examples"]),
                     str(f["abstained"]),
                 )
