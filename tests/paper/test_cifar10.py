@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -238,6 +239,29 @@ def test_the_page_of_a_run_says_that_it_is_another_model(tmp_path):
     printed = figures_of(facts, facts.main)
     assert (printed.acr, printed.certified_accuracy) == (0.246, 41.8)
     assert "the backbone differs, so these are other models" in printed.sentence and "interval" not in printed.sentence
+
+
+def test_the_papers_own_model_is_compared_only_if_all_its_layers_are_trained(tmp_path):
+    facts = read_run(fake_run(tmp_path, CELL, {0.25: radius_of(0.5, 0.25)}))
+    text = facts.config.replace('name = "resnet-48"', 'name = "crossvit-tiny"').replace("copies = 2", "copies = 1")
+    head = replace(facts, config=text.replace('train = "last:2,norms"', 'train = "head"'))
+    whole = replace(facts, config=text.replace('train = "last:2,norms"\n', ""))
+    assert "crossvit" in head.config and 'train = "head"' in head.config and "last:2" not in whole.config
+    assert figures_of(head, facts.main) is None
+    printed = figures_of(whole, facts.main)
+    assert printed.model is None and "our 95 % interval" in printed.sentence and "other models" not in printed.sentence
+
+
+def test_skipped_rows_count_only_for_presets_that_skip(tmp_path):
+    cell = Cell("mnist", "dp-gaussian")
+    facts = read_run(fake_run(tmp_path, cell, {0.5: radius_of(0.5, 0.5)}))
+    index = ResultIndex(_places([Need(cell, (0.5,))], tmp_path))
+    for skipped in (False, True):
+        index._facts[facts.path] = replace(
+            facts, certified=[replace(c, figures={**c.figures, "skip_misclassified": skipped}) for c in facts.certified]
+        )
+        index._measured.clear()
+        assert (index.certified("mnist", "dp-gaussian", 0.5) is None) is skipped
 
 
 def test_cost_counts_features_once_then_head_steps_then_the_main_phase():

@@ -31,6 +31,7 @@ def _is_request_of_the_paper(run: RunFacts, figures: dict[str, Any]) -> bool:
     copies = views[1] if _is_other_model(run) else TABLE_1_COPIES[run.metrics["dataset"]]
     return (
         run.setting("data", "path") is None
+        and (_is_other_model(run) or run.setting("model", "train") in (None, "all"))  # the paper fine-tunes all layers
         and (name == "regular" or (run.metrics["privacy"]["private"] and budget == BUDGET))
         and (name not in VARIANTS or views == (sigma, copies, True))
         and is_papers(figures, sigma, may_skip=run.setting("certify", "skip_misclassified") is True)
