@@ -139,6 +139,14 @@ def test_without_its_files_cifar10_is_left_out_in_one_line(tmp_path, capsys, mon
         assert "missing: mnist-dpsgd" in printed.err and "CIFAR-10" in printed.out  # the others go on, its cells are shown
 
 
+def test_the_list_for_cifar10_says_what_only_crossvit_can_fill(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert call("--dataset", "cifar10", "--results", str(tmp_path)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, words in (("ablation-clip-norm", "needs the CrossViT checkpoint"), ("figure-radii", "not about cifar10")):
+        assert words in next(line for line in lines if name in line)
+
+
 def test_stored_rows_of_cifar10_need_no_files(tmp_path, capsys, monkeypatch):
     _cifar10_is_here(monkeypatch, False)
     for method in ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer"):

@@ -30,6 +30,7 @@ from ..paper.grid import (
     targets_of,
 )
 from ..paper.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
+from ..paper.published import NEEDS_CROSSVIT
 from ..paper.result_index import Place, ResultIndex
 from ..paper.runner import EventHandler, Failure, Runner
 from ..paper.targets import ALL, LOGS
@@ -91,7 +92,8 @@ def list_targets(request: Request) -> None:
         needs = target.needs(request.datasets)
         chains = missing(needs, request.results, request.examples)
         left = request.estimator.left(chains, request.jobs)
-        time_left = as_words(left) if chains else "none"
+        nothing = NEEDS_CROSSVIT if target.covered(request.datasets) else f"not about {' and '.join(request.datasets)}"
+        time_left = as_words(left) if chains else "none" if needs else nothing
         name = target.name if target.in_all else f"{target.name} (not in all)"
         rows.append((name, target.paper, str(len(needs)), str(len(needs) - len(chains)), time_left))
     everything = request.missing_of(targets_of([ALL], request.datasets))
