@@ -9,7 +9,7 @@ import torch
 from dpcert.attacks.kinds import STRENGTHS
 from dpcert.certification.metrics import average_certified_radius, certified_accuracy, radii_to_show
 from dpcert.methods import METHODS
-from dpcert.paper.grid import Cell
+from dpcert.paper.grid import DATASETS, TARGETS, Cell, needs_of
 from dpcert.privacy.ledger import Ledger
 from dpcert.store.durable import sha256_hex, write_checked_json
 from dpcert.store.records import AttackRow, CertificateRow, Row, SampleRow, header, text_of
@@ -18,30 +18,38 @@ from dpcert.training.state import model_bytes
 SIZE = 10_000
 PLAN = {"delta": 1e-5, "relation": "add-or-remove-one", "noise_multiplier": 1.0, "sampling_probability": 0.01, "clip_norm": 0.1}
 SETTINGS = ("sigma", "n0", "n", "alpha", "split", "alpha_is")  # beside the rows and in metrics.json alike
+PUBLIC = {"name": "resnet-48", "sha256": "ab" * 32, "data": "150,000 public images"}
+PHASES = [
+    {"trains": "head", "steps": 4, "batch_size": 1000, "sampling_probability": 1.0, "clip_norm": 0.2, "noise_multiplier": 9.0},
+    {"trains": "last:2,norms", "steps": 6, "batch_size": 10, "sampling_probability": 0.01, "clip_norm": 0.1, "noise_multiplier": 1.0},
+]  # fmt: skip
 
 
 def _write_rows(path: Path, kind: type[Row], rows: Sequence[Row]) -> None:
     path.write_text("\n".join([header(kind), *(text_of(row) for row in rows)]) + "\n")
 
 
-def certificate_rows(radius: np.ndarray) -> list[CertificateRow]:
-    """A radius of 0 is an image that is not certified."""
+def certificate_rows(radius: np.ndarray, *, skipped: bool = False) -> list[CertificateRow]:
+    """A radius of 0 is an image that is not certified; with `skipped`, one that got a wrong answer and no further votes."""
     stride = SIZE // len(radius)
     rows = []
     for k, r in enumerate(radius):
         good = bool(r > 0)
+        if skipped and not good:
+            rows.append(CertificateRow(k * stride, 1, 2, 0.0, 0, 0.1, None, 10_000, 0.0))
+            continue
         rows.append(
             CertificateRow(k * stride, 1, 1 if good else -1, float(r), int(good), 0.1, 9000, 10_000, 0.9 if good else 0.0)
         )
     return rows
 
 
-def entry(sigma: float, radius: np.ndarray) -> dict:
+def entry(sigma: float, radius: np.ndarray, *, skipped: bool = False) -> dict:
     """The certification as it stands in metrics.json."""
     right = radius > 0
     acr = average_certified_radius(radius, right)
     at = {r: certified_accuracy(radius, right, r) for r in radii_to_show(sigma)}
-    facts = {"sigma": sigma, "n0": 100, "n": 10_000, "alpha": 0.001, "fresh_noise": False, "skip_misclassified": False}
+    facts = {"sigma": sigma, "n0": 100, "n": 10_000, "alpha": 0.001, "fresh_noise": False, "skip_misclassified": skipped}
     return {
         **facts,
         "alpha_is": "per input",
@@ -53,8 +61,8 @@ def entry(sigma: float, radius: np.ndarray) -> dict:
         "acr_interval": [acr.low, acr.high],
         "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
         "certified_accuracy_interval": {f"{r:.2f}": [e.low, e.high] for r, e in at.items()},
-        "abstained": int((~right).sum()),
-        "file": f"certificates-sigma{sigma:.2f}.tsv",
+        "abstained": 0 if skipped else int((~right).sum()),
+        "file": f"certificates-sigma{sigma:.2f}{'-skipped' if skipped else ''}.tsv",
     }
 
 
@@ -71,14 +79,15 @@ def fake_run(
     epsilon: float = 3.0,
 ) -> Path:
     """A finished run: `radii` by sigma, `samples` gives (gradient, Hessian, Lipschitz) of the k-th image."""
+    skipped = cell.skips_misclassified
     folder = results / cell.name
     folder.mkdir(parents=True)
     config = cell.config().to_toml().encode()
     (folder / "config.toml").write_bytes(config)
     model = _model_and_ledger(folder, sha256_hex(config), epsilon, weights=weights)
     for sigma, radius in radii.items():
-        rows = folder / f"certificates-sigma{sigma:.2f}.tsv"
-        _write_rows(rows, CertificateRow, certificate_rows(radius))
+        rows = folder / entry(sigma, radius, skipped=skipped)["file"]
+        _write_rows(rows, CertificateRow, certificate_rows(radius, skipped=skipped))
         settings = {name: value for name, value in entry(sigma, radius).items() if name in SETTINGS}
         write_checked_json(rows.with_suffix(".json"), {**settings, "model_sha256": model})
     private = {"private": True, "reason": None, "epsilon": epsilon, "accountant": "pld", "steps": 10, **PLAN}
@@ -87,8 +96,12 @@ def fake_run(
         "method": cell.method,
         "sigma_train": None if METHODS[cell.method].views == "none" else cell.sigma,
         "clean_accuracy": clean,
-        "privacy": {**private, "conditions": []},
-        "certification": [entry(sigma, radius) for sigma, radius in sorted(radii.items())],
+        "privacy": {
+            **private,
+            "conditions": [],
+            **({"phases": PHASES, "public_inputs": [PUBLIC]} if cell.is_fine_tuned else {}),
+        },
+        "certification": [entry(sigma, radius, skipped=skipped) for sigma, radius in sorted(radii.items())],
         "timing": {"train_seconds": seconds, "certify_seconds": 20.0},
         "config_sha256": sha256_hex(config),
     }
@@ -137,10 +150,10 @@ def radius_of(mean: float, sigma: float, count: int = 100, uncertified: float = 
     return radius
 
 
-def whole_grid(results: Path, *, count: int = 100, worlds: dict[str, dict] | None = None) -> None:
+def whole_grid(
+    results: Path, *, count: int = 100, worlds: dict[str, dict] | None = None, datasets: Sequence[str] = DATASETS
+) -> None:
     """All cells of all targets, in a world where every sentence of the paper holds; `worlds` changes single methods."""
-    from dpcert.paper.grid import DATASETS, TARGETS, needs_of
-
     share = {
         "regular": 0.5,
         "dpsgd": 0.48,
@@ -150,7 +163,7 @@ def whole_grid(results: Path, *, count: int = 100, worlds: dict[str, dict] | Non
         "dp-stability": 3.15,
         "dp-macer": 3.15,
     }
-    for need in needs_of(list(TARGETS.values()), DATASETS):
+    for need in needs_of(list(TARGETS.values()), datasets):
         cell = need.cell
         base = cell.method.split("+")[0]
         world = {
@@ -170,6 +183,7 @@ def whole_grid(results: Path, *, count: int = 100, worlds: dict[str, dict] | Non
             world["metrics"] = (3.0, 2.5, 3.0)
         elif base == "dp-stability":
             world |= {"metrics": (1e4, 4.0, 0.3), "fgsm": (0.95, 0.9, 0.6, 0.12, 0.1)}
+            world["clean"] += 0.002 if cell.is_fine_tuned else 0.0
         else:
             world["fgsm"] = (0.92, 0.86, 0.5, 0.11, 0.1)
         if cell.change and cell.change[0][0] != "method.copies":

@@ -19,6 +19,7 @@ from dpcert.cli._show import print_table
 from dpcert.data.registry import SOURCES
 from dpcert.methods import METHODS
 from dpcert.runs import presets
+from dpcert.runs.resolve import resolve
 from tests.conftest import blobs
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +147,20 @@ def test_lists_are_short_at_80_columns(monkeypatch, capsys):
         assert call(command) == 0
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) <= most and max(map(len, lines)) <= 80
+
+
+def test_presets_names_the_phases_of_every_fine_tuned_family(capsys):
+    """Head steps and main phase; the K of each family is its own."""
+    assert call("presets") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for family in presets.FINE_TUNED:
+        config = resolve(f"{family}/dp-gaussian", {})
+        words = out.split(f"{family}/METHOD")[1].split("/METHOD")[0]
+        assert config.model.name in words and "public weights" in words and f", K {config.method.copies}." in words
+        assert (
+            f"{config.model.train} {config.train.optimizer} {config.train.learning_rate:g}/{config.train.batch_size}" in words
+        )
+        assert (f"{config.head.steps} steps" in words) is bool(config.head.steps)
 
 
 @pytest.mark.parametrize("columns", range(30, 130, 7))

@@ -23,7 +23,7 @@ def test_without_a_target_it_lists_them(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert all(name in shown for name in (*TARGETS, "all"))
     table = next(line for line in shown.splitlines() if "table1" in line)
-    assert [cell.strip() for cell in table.split("│")][3:5] == ["46", "1"]
+    assert [cell.strip() for cell in table.split("│")][3:5] == ["61", "1"]  # 46, and 15 of CIFAR-10
 
 
 def test_show_touches_nothing(tmp_path, capsys):
@@ -72,7 +72,7 @@ def test_our_own_results_can_be_shown(capsys, monkeypatch):
     [
         (["tabel1"], "target 'tabel1' is unknown; did you mean table1?"),
         (["table1", "--dataset", "svhn"], "data set 'svhn' is unknown"),
-        (["table1", "--dataset", "cifar10"], "comes in a later issue"),
+        (["figure-radii", "--dataset", "cifar10"], "figure-radii is about mnist, --dataset is cifar10"),
         (["table1", "--examples", "10001"], "--examples is 10001, must be a whole number in [1, 10000]"),
         (["table1", "--examples", "0"], "--examples is 0"),
         (["table1", "--jobs", "0"], "--jobs is 0"),
@@ -117,3 +117,57 @@ def test_failed_pieces_make_the_command_fail_at_the_end(tmp_path, capsys, monkey
     printed = capsys.readouterr()
     assert "figure-radii" in printed.out
     assert "1 tasks failed; the first: train mnist-dpsgd: the disk is on fire; logs are in" in printed.err
+
+
+def _cifar10_is_here(monkeypatch, here):
+    from dpcert.cli import _reproduce
+
+    monkeypatch.setattr(_reproduce, "missing_files", lambda source: [] if here else list(source.digests))
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_without_its_files_cifar10_is_left_out_in_one_line(tmp_path, capsys, monkeypatch, here):
+    _cifar10_is_here(monkeypatch, here)
+    assert call("table1", "--dry-run", "--results", str(tmp_path)) == 0
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if "cifar10" in line]
+    if here:
+        assert len(lines) == 15 and all(line.startswith("missing: cifar10-") for line in lines)
+        assert "61 of 61 runs are incomplete" in printed.err
+    else:
+        assert lines == ["cifar10: 15 runs are left out, its files are not here; get them with: dpcert data fetch cifar10"]
+        assert "missing: mnist-dpsgd" in printed.err and "CIFAR-10" in printed.out  # the others go on, its cells are shown
+
+
+def test_the_list_for_cifar10_says_what_only_crossvit_can_fill(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert call("--dataset", "cifar10", "--results", str(tmp_path)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, words in (("ablation-clip-norm", "needs the CrossViT checkpoint"), ("figure-radii", "not about cifar10")):
+        assert words in next(line for line in lines if name in line)
+
+
+def test_stored_rows_of_cifar10_need_no_files(tmp_path, capsys, monkeypatch):
+    _cifar10_is_here(monkeypatch, False)
+    for method in ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer"):
+        for sigma in (0.25, 0.5, 1.0):
+            fake_run(tmp_path, Cell("cifar10", method, sigma), {sigma: radius_of(1.5 * sigma, sigma)})
+    assert call("figure-cifar10-comparison", "--results", str(tmp_path), "--examples", "100") == 0
+    printed = capsys.readouterr()
+    assert printed.err == "" and "holds" in printed.out and "so these are other models" in printed.out
+
+
+def test_cifar10_that_is_named_is_not_left_out(tmp_path, capsys, monkeypatch):
+    """Training downloads it, as for the other data sets."""
+    _cifar10_is_here(monkeypatch, False)
+    assert call("table1", "--dataset", "cifar10", "--dry-run", "--results", str(tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert "missing: cifar10-dp-gaussian-sigma0.25: train, certify at 0.25" in printed.err and "left out" not in printed.err
+    assert printed.out.count("not run") >= 63
+
+
+def test_the_list_says_what_is_left_out(tmp_path, capsys, monkeypatch):
+    for here in (True, False):
+        _cifar10_is_here(monkeypatch, here)
+        assert call("--results", str(tmp_path)) == 0
+        assert ("dpcert data fetch cifar10" in capsys.readouterr().out) is not here

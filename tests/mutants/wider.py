@@ -12,6 +12,7 @@ AVERAGING = "tests/training/test_averaging.py"
 AUDIT = "tests/privacy/test_audit.py"
 AUDIT_COMMAND = "tests/cli/test_audit.py"
 BANK = "tests/certification/test_bank.py"
+CIFAR10 = "tests/paper/test_cifar10.py"
 CLAIMS = "tests/paper/test_claims.py"
 CLIPPING = "tests/privacy/test_clipping.py"
 COMMANDS = "tests/cli/test_commands.py"
@@ -23,6 +24,7 @@ DURABLE = "tests/store/test_durable.py"
 ENGINES = "tests/contracts/test_engines.py"
 EXPORT = "tests/release/test_export.py"
 FIGURES = "tests/report/test_figures.py"
+FINE_TUNED = "tests/report/test_fine_tuned.py"
 FIGURES_OF_ROWS = "tests/certification/test_metrics.py"
 INPUT_GRADIENTS = "tests/test_input_gradients.py"
 LOOP = "tests/training/test_loop.py"
@@ -270,6 +272,27 @@ WIDER = [
         (f"{REPRODUCTION}::test_the_rules_and_the_largest_budget_stand_under_the_table",),
         "'at most' is the smallest epsilon of the table",
     ),
+    Mutant(
+        "paper/reproduction.py",
+        "is_papers_model=dataset != CIFAR10",
+        "is_papers_model=True",
+        (f"{CIFAR10}::test_every_cell_is_shown_and_none_agrees",),
+        "figures of another backbone agree with the paper's",
+    ),
+    Mutant(
+        "paper/claims.py",
+        "if dataset == CIFAR10:\n        return {value: None",
+        "if not dataset:\n        return {value: None",
+        (f"{CIFAR10}::test_our_run_is_not_a_line_of_the_papers_sweep",),
+        "our backbone stands in the table of CrossViT's learning rates",
+    ),
+    Mutant(
+        "report/figures.py",
+        "(place, name_, run.main.voted)",
+        "(place, name_, run.main)",
+        (f"{FINE_TUNED}::test_images_without_votes_have_no_p_lower_and_no_radius_in_the_figures",),
+        "images without votes are drawn at p_A = 0",
+    ),
     # command line
     Mutant(
         "cli/account.py",
@@ -389,8 +412,8 @@ WIDER = [
     ),
     Mutant(
         "paper/pieces.py",
-        'is_papers(entry, sigma) and entry["examples"] >= examples',
-        "is_papers(entry, sigma)",
+        'is_papers(entry, sigma, may_skip=skips) and entry["examples"] >= examples',
+        "is_papers(entry, sigma, may_skip=skips)",
         (f"{PIECES}::test_too_few_examples_are_certified_further",),
         "fewer images than asked for are taken as done",
     ),

@@ -65,7 +65,7 @@ def test_options_of_train_give_the_same_config():
 
 
 def test_table_1_is_the_papers():
-    needs = TARGETS["table1"].needs()
+    needs = TARGETS["table1"].needs(DATASETS)
     assert len(needs) == 2 * (3 * 3 + 4 * 3 + 2)
     for need in needs:
         assert need.sigmas == (SIGMAS if need.cell.method in ("regular", "dpsgd", "psac") else (need.cell.sigma,))
@@ -155,8 +155,9 @@ def test_all_leaves_the_larger_grids_and_other_data_sets_out():
             lambda: targets_of(["figure-radii"], ["fashion-mnist"]),
             "figure-radii is about mnist, --dataset is fashion-mnist; leave",
         ),
-        (lambda: datasets_of(["cifar10"]), "'cifar10' is not run here: it comes in a later issue"),
-        (lambda: datasets_of(["svhn"]), "data set 'svhn' is unknown; choose one of: mnist, fashion-mnist"),
+        (lambda: targets_of(["figure-cifar10-comparison"], ["mnist"]), "is about cifar10, --dataset is mnist; leave"),
+        (lambda: datasets_of(["cifar-10"]), "data set 'cifar-10' is unknown; did you mean cifar10?"),
+        (lambda: datasets_of(["svhn"]), "data set 'svhn' is unknown; choose one of: mnist, fashion-mnist, cifar10"),
     ],
 )
 def test_wrong_words(call, words):

@@ -12,11 +12,25 @@ from pathlib import Path
 import typer
 
 from .._validate import integer_in
+from ..data.registry import SOURCES, missing_files
 from ..errors import RunError
 from ..paper import reproduction
 from ..paper.estimate import Estimator, as_words
-from ..paper.grid import DATASETS, TARGETS, Cell, Need, Target, change_name, datasets_of, in_order, needs_of, targets_of
+from ..paper.grid import (
+    ALL_DATASETS,
+    FINE_TUNED,
+    TARGETS,
+    Cell,
+    Need,
+    Target,
+    change_name,
+    datasets_of,
+    in_order,
+    needs_of,
+    targets_of,
+)
 from ..paper.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
+from ..paper.published import NEEDS_CROSSVIT
 from ..paper.result_index import Place, ResultIndex
 from ..paper.runner import EventHandler, Failure, Runner
 from ..paper.targets import ALL, LOGS
@@ -32,7 +46,7 @@ class Request:
 
     names: list[str]
     dataset_names: list[str]
-    examples: int
+    examples: int | None
     results: Path
     jobs: int
 
@@ -61,9 +75,14 @@ class Request:
         """The pieces of work that are not done yet."""
         return missing(needs_of(targets, self.datasets), self.results, self.examples)
 
+    @cached_property
+    def without_data(self) -> list[str]:
+        """The data sets that nobody named and that are not here. A data set that was named is downloaded when it is used."""
+        return [] if self.dataset_names else [name for name in FINE_TUNED if missing_files(SOURCES[name])]
+
 
 def _all_cells() -> list[Cell]:
-    return [need.cell for need in needs_of(list(TARGETS.values()), DATASETS)]
+    return [need.cell for need in needs_of(list(TARGETS.values()), ALL_DATASETS)]
 
 
 def list_targets(request: Request) -> None:
@@ -73,7 +92,8 @@ def list_targets(request: Request) -> None:
         needs = target.needs(request.datasets)
         chains = missing(needs, request.results, request.examples)
         left = request.estimator.left(chains, request.jobs)
-        time_left = as_words(left) if chains else "none" if needs else "not run here: CIFAR-10"
+        nothing = NEEDS_CROSSVIT if target.covered(request.datasets) else f"not about {' and '.join(request.datasets)}"
+        time_left = as_words(left) if chains else "none" if needs else nothing
         name = target.name if target.in_all else f"{target.name} (not in all)"
         rows.append((name, target.paper, str(len(needs)), str(len(needs) - len(chains)), time_left))
     everything = request.missing_of(targets_of([ALL], request.datasets))
@@ -81,12 +101,27 @@ def list_targets(request: Request) -> None:
     in_all = as_words(request.estimator.left(everything, request.jobs)) if everything else "none"
     rows.append((ALL, "every unmarked target; runs are shared", str(len(total)), str(len(total) - len(everything)), in_all))
     print_table(("target", "in the paper", "runs", "done", "time left"), rows)
+    for name in request.without_data:
+        typer.echo(f"{name} is left out unless you name it: its files are not here; {_how_to_get(name)}")
+
+
+def _how_to_get(name: str) -> str:
+    return f"get them with: dpcert data fetch {name}"
+
+
+def _with_data(request: Request, chains: list[list[Piece]]) -> list[list[Piece]]:
+    """Leave out the runs whose data set is not here, and say how to get it."""
+    for name in request.without_data:
+        lost = sum(pieces[0].cell.dataset == name for pieces in chains)
+        if lost:
+            typer.echo(f"{name}: {lost} runs are left out, its files are not here; {_how_to_get(name)}", err=True)
+    return [pieces for pieces in chains if pieces[0].cell.dataset not in request.without_data]
 
 
 def do_missing(request: Request, *, dry_run: bool) -> list[Failure]:
     """Print what is missing and how long it takes, then run it unless this is a dry run."""
     needs = needs_of(request.targets, request.datasets)
-    chains = request.missing_of(request.targets)
+    chains = _with_data(request, request.missing_of(request.targets))
     if not chains:
         return []
     for pieces in chains:
@@ -137,8 +172,8 @@ def show(request: Request, figures: Path | None, markdown: Path | None) -> None:
     index = ResultIndex(_places(needs, request.results))
     sections = []
     for target in request.targets:
-        datasets = tuple(name for name in request.datasets if name in target.datasets)
-        wanted = reproduction.TargetRequest(target.name, target.paper, datasets, target.sigmas)
+        datasets = target.covered(request.datasets)
+        wanted = reproduction.TargetRequest(target.name, target.paper, datasets, target.sigmas, target.cifar10)
         sections.append(reproduction.section(index, wanted, with_figures=figures is not None))
     for part in sections:
         typer.echo(f"\n{part.request.name}: {part.request.paper}")

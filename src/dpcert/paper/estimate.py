@@ -13,11 +13,15 @@ from .pieces import Piece
 
 # Seconds per unit, used until this machine has measured its own: two cores of an AMD EPYC (results/mnist-dpsgd).
 _FIRST_GUESS = {"train": 268.8 / 2_400_000, "certify": 30.2 / (500 * 10_100), "analyze": 0.1, "attack": 0.01}
+# The same for runs that are fine-tuned from the packaged backbone, at about 2,000 forward passes a second.
+_FINE_TUNED_GUESS = {"train": 1 / 2000, "certify": 1 / 2000, "analyze": 2.0, "attack": 0.02}
+_GUESSES = {False: _FIRST_GUESS, True: _FINE_TUNED_GUESS}
+_Kind = tuple[str, bool]  # the kind of a piece, and whether its run is fine-tuned: their units differ
 
 
 @functools.cache  # computing a cost resolves a config, and the status line needs it five times a second
 def units(piece: Piece) -> float:
-    """The size of a piece: examples times epochs times cost for training, votes for certification, examples for the rest."""
+    """The size of a piece: the cost of the cell for training, votes for certification, examples for the rest."""
     if piece.kind == "train":
         return piece.cell.cost()
     return piece.examples * (PAPERS_N0 + PAPERS_N) if piece.kind == "certify" else piece.examples
@@ -27,8 +31,8 @@ class Estimator:
     """Estimates the seconds of pieces: from timings in run directories at first, from this session's pieces as they finish."""
 
     def __init__(self, results: Path, cells: Iterable[Cell]) -> None:
-        self._stored: dict[str, list[float]] = {kind: [] for kind in _FIRST_GUESS}
-        self._measured: dict[str, list[float]] = {kind: [] for kind in _FIRST_GUESS}
+        self._stored: dict[_Kind, list[float]] = {(kind, tuned): [] for tuned in _GUESSES for kind in _FIRST_GUESS}
+        self._measured: dict[_Kind, list[float]] = {kind: [] for kind in self._stored}
         for cell in cells:
             self._read(RunDirectory(results / cell.name), cell)
 
@@ -41,19 +45,20 @@ class Estimator:
             return
         timing, entries = metrics["timing"], metrics["certification"]
         if "train_seconds" in timing:
-            self._stored["train"].append(timing["train_seconds"] / cell.cost())
+            self._stored["train", cell.is_fine_tuned].append(timing["train_seconds"] / cell.cost())
         if "certify_seconds" in timing and len(entries) == 1:  # with several, it is unknown which one the time belongs to
             votes = entries[0]["examples"] * (entries[0]["n0"] + entries[0]["n"])
-            self._stored["certify"].append(timing["certify_seconds"] / votes)
+            self._stored["certify", cell.is_fine_tuned].append(timing["certify_seconds"] / votes)
 
     def note(self, piece: Piece, seconds: float) -> None:
         """Record how long a piece of this session took."""
-        self._measured[piece.kind].append(seconds / units(piece))
+        self._measured[piece.kind, piece.cell.is_fine_tuned].append(seconds / units(piece))
 
     def seconds(self, piece: Piece) -> float:
         """The estimated time of a piece. Uses the median, since an interrupted run records the time of its last part only."""
-        known = self._measured[piece.kind] or self._stored[piece.kind]
-        return (statistics.median(known) if known else _FIRST_GUESS[piece.kind]) * units(piece)
+        kind = (piece.kind, piece.cell.is_fine_tuned)
+        known = self._measured[kind] or self._stored[kind]
+        return (statistics.median(known) if known else _GUESSES[kind[1]][kind[0]]) * units(piece)
 
     def left(self, chains: Sequence[Sequence[Piece]], jobs: int) -> float:
         """The time for chains of pieces, `jobs` in parallel: never less than the longest chain."""

@@ -12,7 +12,7 @@ from ..store.durable import write_atomically
 from ..store.records import METRICS
 from . import targets
 from .claims import COPIES
-from .published import BASELINES, COMPARED, QUOTED, QUOTED_RADII, TITLES, VARIANTS
+from .published import BASELINES, CIFAR10, CIFAR10_BACKBONE, COMPARED, QUOTED, QUOTED_RADII, TITLES, VARIANTS
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import by_radius, logs, radii
 
@@ -117,20 +117,48 @@ def augmentations(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[
 
 
 def cifar10_comparison(index: ResultIndex, datasets: Sequence[str], sigmas: Sequence[float]) -> Any | None:
-    """The quoted curves, absolute and relative to TransDenoiser, as in the paper. Contains no run of ours."""
-    figure, panels = _panels(1, 2, 3.0)
-    for (name, values), color in zip(QUOTED.items(), ("#2a6fbb", "#c8553d", "#3a8a5f"), strict=True):
-        panels[0][0].plot(QUOTED_RADII, values, marker="o", color=color, label=f"{name} (published)")
-        change = [100 * (value / best - 1) for value, best in zip(values, QUOTED["TransDenoiser"], strict=True)]
-        panels[0][1].plot(QUOTED_RADII, change, marker="o", color=color, label=f"{name} (published)")
-    panels[0][0].set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, None))
-    panels[0][1].set(xlabel="L2 radius", ylabel="against TransDenoiser (%)")
-    for axes in panels[0]:
-        axes.grid(alpha=0.25)
-    _title(panels[0][0], "CIFAR-10 (DP-CERT: not run)", (), 3)
-    _title(panels[0][1], "relative to TransDenoiser", (), 3)
-    _legend(figure, panels, 3)
+    """Quoted points, and our variants as lines: absolute and relative to TransDenoiser, one row for each sigma we have."""
+    there = [sigma for sigma in sigmas if any(index.seeds(CIFAR10, name, sigma) for name in VARIANTS)]
+    rows: list[float | None] = [*there] or [None]
+    figure, panels = _panels(len(rows), 2, 3.0)
+    for row, sigma in zip(panels, rows, strict=True):
+        for (name, values), (color, marker) in zip(QUOTED.items(), _QUOTED_MARKS, strict=True):
+            for axes, points in zip(row, (values, _relative(values)), strict=True):
+                axes.plot(QUOTED_RADII, points, marker=marker, markersize=4, color=color, label=f"{name} (published)",
+                          linestyle=":" if there else "-", linewidth=1.0)  # fmt: skip
+        missing = [] if sigma is None else _our_lines(row, index, sigma)
+        row[0].set(ylabel="certified accuracy (%)", ylim=(0, None))
+        row[1].set(ylabel="against TransDenoiser (%)")
+        for axes in row:
+            axes.set(xlabel="L2 radius")
+            axes.grid(alpha=0.25)
+        title = "CIFAR-10 (DP-CERT: not run)" if sigma is None else f"CIFAR-10, ours at sigma = {sigma:g}"
+        _title(row[0], title, missing, len(VARIANTS))
+        _title(row[1], "relative to TransDenoiser", (), 3)
+    _legend(figure, panels, 3 if not there else 4)
     return figure
+
+
+_QUOTED_MARKS = (("#4a4a4a", "o"), ("#b8860b", "s"), ("#8d5fa8", "^"))
+
+
+def _relative(values: Sequence[float]) -> list[float]:
+    return [100 * (value / best - 1) for value, best in zip(values, QUOTED["TransDenoiser"], strict=True)]
+
+
+def _our_lines(row: Any, index: ResultIndex, sigma: float) -> list[str]:
+    """Draw the variants of DP-CERT into both panels; return those that were not run."""
+    missing = []
+    for method in VARIANTS:
+        run = index.seeds(CIFAR10, method, sigma)
+        if run is None:
+            missing.append(TITLES[method])
+            continue
+        fine = np.linspace(0.0, QUOTED_RADII[-1], 71)
+        row[0].plot(fine, [100 * run.share(float(r)) for r in fine], color=COLORS[method], label=TITLES[method], linewidth=1.4)
+        ours = _relative([100 * run.share(r) for r in QUOTED_RADII])
+        row[1].plot(QUOTED_RADII, ours, color=COLORS[method], label=TITLES[method], linewidth=1.4)
+    return missing
 
 
 def _analyzed(index: ResultIndex, dataset: str, methods: Sequence[str], sigma: float) -> tuple[list[Measured], list[str]]:
@@ -296,12 +324,27 @@ FIGURES: dict[str, Callable[[ResultIndex, Sequence[str], Sequence[float]], Any]]
 
 
 def draw(index: ResultIndex, target: str, datasets: Sequence[str], sigmas: Sequence[float]) -> dict[str, Any]:
-    """The figures of a target by file name (without extension); none if no run exists."""
+    """The figures of a target by file name (without extension); none if no run exists.
+
+    CIFAR-10 has figures of its own, since its models are not the paper's: each of them says so.
+    """
     if target not in FIGURES:
         return {}
     drawn = FIGURES[target](index, datasets, sigmas)
     by_name = drawn if isinstance(drawn, dict) else {"": drawn}
-    return {f"{target}{name}": figure for name, figure in by_name.items() if figure is not None}
+    kept = {name: figure for name, figure in by_name.items() if figure is not None}
+    if CIFAR10 not in datasets:
+        return {f"{target}{name}": figure for name, figure in kept.items()}
+    own = "" if target == targets.CIFAR10_COMPARISON else f"-{CIFAR10}"
+    for figure in kept.values():
+        figure.suptitle(_other_backbone(figure, index), fontsize="medium")
+    return {f"{target}{own}{name}": figure for name, figure in kept.items()}
+
+
+def _other_backbone(figure: Any, index: ResultIndex) -> str:
+    title, ours = figure.get_suptitle(), " and ".join(index.models(CIFAR10)) or "another backbone"
+    note = f"ours: {ours}, not the paper's {CIFAR10_BACKBONE}"
+    return f"{title} ({note})" if title else f"{TITLES[CIFAR10]} ({note})"
 
 
 def save(figure: Any, folder: Path, name: str) -> None:

@@ -13,7 +13,7 @@ from ..runs.config import differences
 from ..runs.resolve import read_config
 from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
 from ..store.records import AttackRow, SampleRow, read_rows
-from ..store.runs import CERTIFICATES, RunDirectory, rows_stem
+from ..store.runs import CERTIFICATES, SKIPPED, RunDirectory, rows_stem
 from .grid import TEST_IMAGES, Cell, Need
 from .targets import RESULTS
 
@@ -50,14 +50,15 @@ class Piece:
         """Whether an earlier session did a part of it, so that this one resumes."""
         directory = RunDirectory(results / self.cell.name)
         if self.sigma is not None:
-            return (directory.path / f"{rows_stem(CERTIFICATES, self.sigma)}.json").exists()
+            stem = rows_stem(CERTIFICATES, self.sigma) + (SKIPPED if self.cell.skips_misclassified else "")
+            return (directory.path / f"{stem}.json").exists()
         files = {"train": directory.ledger, "analyze": directory.samples}  # an attack is repeated as a whole
         return self.kind in files and files[self.kind].exists()
 
 
-def check_examples(examples: int) -> int:
-    """Return the number of test images to certify; raise if the test sets have fewer."""
-    if not 1 <= examples <= TEST_IMAGES:
+def check_examples(examples: int | None) -> int | None:
+    """Return the number of test images to certify; raise if the test sets have fewer. None: the default of each cell."""
+    if examples is not None and not 1 <= examples <= TEST_IMAGES:
         raise ConfigError(f"--examples is {examples}, must be a whole number in [1, {TEST_IMAGES}]: the test sets have no more")
     return examples
 
@@ -71,14 +72,14 @@ def check_results(results: Path) -> Path:
     return results
 
 
-def missing(needs: Sequence[Need], results: Path, examples: int) -> list[list[Piece]]:
+def missing(needs: Sequence[Need], results: Path, examples: int | None = None) -> list[list[Piece]]:
     """The missing pieces of each incomplete cell, in the order in which they must run."""
     chains = [missing_of(need, results, examples) for need in needs]
     return [pieces for pieces in chains if pieces]
 
 
-def missing_of(need: Need, results: Path, examples: int) -> list[Piece]:
-    """The missing pieces of one cell. Raises if the settings of the directory do not match its name.
+def missing_of(need: Need, results: Path, examples: int | None = None) -> list[Piece]:
+    """The missing pieces of one cell, for so many test images. Raises if the settings of the directory do not match its name.
 
     A run stored without weights is complete if it has all rows; if rows are missing, everything needs a new training.
     """
@@ -88,20 +89,24 @@ def missing_of(need: Need, results: Path, examples: int) -> list[Piece]:
     pieces = _unmeasured(need, directory, examples) if has_rows else []
     if has_rows and (directory.model.exists() or not pieces):
         return pieces
-    return [Piece("train", cell, examples), *_unmeasured(need, None, examples)]
+    return [Piece("train", cell, examples or cell.examples("train")), *_unmeasured(need, None, examples)]
 
 
-def _unmeasured(need: Need, directory: RunDirectory | None, examples: int) -> list[Piece]:
+def _unmeasured(need: Need, directory: RunDirectory | None, asked: int | None) -> list[Piece]:
     """The missing pieces after training; all of them if there is no directory."""
-    cell = need.cell
+    cell, skips = need.cell, need.cell.skips_misclassified
     entries = [] if directory is None else read_metrics(directory.metrics)["certification"]
     pieces = []
+    examples = asked or cell.examples("certify")
     for sigma in need.sigmas:
-        if not any(is_papers(entry, sigma) and entry["examples"] >= examples for entry in entries):
+        if not any(is_papers(entry, sigma, may_skip=skips) and entry["examples"] >= examples for entry in entries):
             pieces.append(Piece("certify", cell, examples, sigma))
-    certified = [entry for entry in entries if is_papers(entry, cell.sigma)]  # what `dpcert analyze` joins its rows with
+    # `dpcert analyze` joins its rows with these
+    certified = [entry for entry in entries if is_papers(entry, cell.sigma, may_skip=skips)]
+    examples = asked or cell.examples("analyze")
     if need.samples and _count_samples(directory, certified) < examples:
         pieces.append(Piece("analyze", cell, examples))
+    examples = asked or cell.examples("attack")
     for attack in need.attacks:
         rows = _attack_rows(directory, attack)
         if not {row.strength for row in rows if row.examples >= examples} >= set(STRENGTHS[attack]):

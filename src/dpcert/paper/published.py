@@ -9,7 +9,10 @@ BASELINES = ("regular", "dpsgd", "psac")
 VARIANTS = ("dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer")  # of DP-CERT
 COMPARED = (*BASELINES, *VARIANTS)  # the rows of Table 1
 BUDGET = (3.0, 1e-5)  # (epsilon, delta) of its private rows
-TABLE_1_COPIES = 2  # K of its DP-CERT rows, next to the original
+TABLE_1_COPIES = {"mnist": 2, "fashion-mnist": 2, "cifar10": 1}  # K of its DP-CERT rows, next to the original
+CIFAR10 = "cifar10"
+CIFAR10_MODEL, CIFAR10_BACKBONE = "crossvit-tiny", "CrossViT-Tiny"  # what the paper fine-tunes: model.name, and in words
+NEEDS_CROSSVIT = f"needs the {CIFAR10_BACKBONE.split('-', maxsplit=1)[0]} checkpoint"
 
 OTHER_FORMULA = frozenset(("dp-smoothadv", "dp-stability", "dp-macer", "psac"))
 TITLES = {

@@ -11,19 +11,21 @@ from ..report.tables import as_markdown
 from ..rounding import ceil_text
 from ..store.durable import write_atomically
 from . import targets
-from .claims import CLAIMS, NO_PLACE, SWEEPS, Judged, judge, swept
+from .claims import CLAIMS, SWEEPS, Judged, judge, swept
 from .figures import draw, save
-from .published import COMPARED, OTHER_FORMULA, SIGMAS, TABLE_1, TITLES
+from .published import CIFAR10, CIFAR10_BACKBONE, COMPARED, NEEDS_CROSSVIT, OTHER_FORMULA, SIGMAS, TABLE_1, TITLES
 from .result_index import Measured, ResultIndex, Seeds
 from .sample_claims import SAMPLE_CLAIMS
 from .verdicts import (
     NOT_COMPARABLE,
     NOT_RUN,
+    OTHER_BACKBONE,
     RULES,
     Figure,
     accuracy_verdict,
     acr_of,
     acr_verdict,
+    beside,
     certified_of,
     certified_verdict,
     clean_of,
@@ -43,17 +45,23 @@ _ONE_SEED_ONLY = (
 
 @dataclass(frozen=True)
 class TargetRequest:
-    """A requested target: its name, its place in the paper, its data sets and sigmas."""
+    """A requested target: its name, its place in the paper, its data sets, and its sigmas on CIFAR-10 and on the others."""
 
     name: str
     paper: str
     datasets: tuple[str, ...]
     sigmas: tuple[float, ...]
+    cifar10: tuple[float, ...] = ()
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The data sets of a table; CIFAR-10, which is not run here, is shown only if no single data set was requested."""
-        return self.datasets if len(self.datasets) == 1 else (*self.datasets, "cifar10")
+        """The data sets of a table; CIFAR-10 is always shown, unless another single data set was requested."""
+        return self.datasets if len(self.datasets) == 1 else tuple(dict.fromkeys((*self.datasets, CIFAR10)))
+
+    @property
+    def from_scratch(self) -> tuple[str, ...]:
+        """The data sets on which we train the paper's own model."""
+        return tuple(name for name in self.datasets if name != CIFAR10)
 
 
 @dataclass(frozen=True)
@@ -87,8 +95,35 @@ def section(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -
     if request.name in _ONE_SEED_ONLY:
         notes = ["Metrics and attacks use the runs of seed 0 only."]
     judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, request.name, request.datasets, request.sigmas)
-    figures = draw(index, request.name, request.datasets, request.sigmas) if with_figures else {}
-    return Section(request, tables, judged, figures, notes)
+    figures: dict[str, Any] = {}
+    if with_figures and request.from_scratch:
+        figures = draw(index, request.name, request.from_scratch, request.sigmas)
+    if with_figures and CIFAR10 in request.datasets:
+        figures |= draw(index, request.name, (CIFAR10,), request.cifar10)
+    about_cifar10 = CIFAR10 in (request.shown if tables else request.datasets)
+    return Section(request, tables, judged, figures, [*notes, *(_about_backbones(index, request) if about_cifar10 else [])])
+
+
+def _about_backbones(index: ResultIndex, request: TargetRequest) -> list[str]:
+    """What every page about CIFAR-10 says: which public weights the runs start from, and that they are not the paper's."""
+    if request.name in SWEEPS:
+        return [f"{TITLES[CIFAR10]}: the paper's rows are about {CIFAR10_BACKBONE}, which we do not train here."]
+    used = {
+        (known["name"], known["sha256"], known["data"])
+        for method in COMPARED
+        for sigma in request.cifar10
+        if (run := index.get(CIFAR10, method, sigma)) is not None
+        for known in run.facts.metrics["privacy"].get("public_inputs", ())
+    }
+    title = ", ".join((TITLES[CIFAR10], *index.models(CIFAR10)))
+    notes = [
+        f"{title}: the backbone differs from the paper's {CIFAR10_BACKBONE}, so these are other models. Their "
+        "figures are above or below the paper's; none can agree with it."
+    ]
+    return notes + [
+        f"Public weights {name} (SHA-256 {sha256}); epsilon does not cover the public data they were trained on: {data}."
+        for name, sha256, data in sorted(used)
+    ]
 
 
 def _table_1(index: ResultIndex, request: TargetRequest) -> tuple[list[Table], list[str]]:
@@ -100,26 +135,33 @@ def _table_1(index: ResultIndex, request: TargetRequest) -> tuple[list[Table], l
             for method in COMPARED:
                 seeds = index.seeds(dataset, method, sigma)
                 used += [] if seeds is None else seeds.runs
-                rows.append((f"{sigma:g}", TITLES[method], *_compared(seeds, TABLE_1[dataset, method, sigma], method)))
+                paper = TABLE_1[dataset, method, sigma]
+                rows.append(
+                    (f"{sigma:g}", TITLES[method], *_compared(seeds, paper, method, is_papers_model=dataset != CIFAR10))
+                )
         tables.append(Table(TITLES[dataset], TABLE_HEADINGS, rows))
-    return tables, _notes(used)
+    return tables, _notes(used, with_verdicts=request.shown != (CIFAR10,))
 
 
-def _compared(seeds: Seeds | None, paper: tuple[float, float, float], method: str) -> tuple[str, ...]:
+def _compared(seeds: Seeds | None, paper: tuple[float, float, float], method: str, *, is_papers_model: bool) -> tuple[str, ...]:
     if seeds is None:
         pairs = (f"- / {paper[0]:.2f}", f"- / {paper[1]:.3f}", f"- / {paper[2]:.1f}")
         return ("", *(word for pair in pairs for word in (pair, NOT_RUN)), "")
     clean, acr, at = clean_of(seeds), acr_of(seeds), certified_of(seeds, 0.25)
+    words = ("" if clean is None else beside(clean.value, paper[0]), beside(acr.value, paper[1]), beside(at.value, paper[2]))
+    if is_papers_model:
+        verdict = "" if clean is None else marked(method, accuracy_verdict(clean.value, paper[0]))
+        words = (verdict, marked(method, acr_verdict(acr, paper[1])), marked(method, certified_verdict(at, paper[2])))
     images = sorted({len(run.rows) for run in seeds.runs})
     spread = [("clean", clean, 2), ("ACR", acr, 3), ("at 0.25", at, 1)]
     return (
         f"{len(seeds.runs)} x {' to '.join(str(count) for count in dict.fromkeys((images[0], images[-1])))}",
         "not measured" if clean is None else _pair(clean.value, paper[0]),
-        "" if clean is None else marked(method, accuracy_verdict(clean.value, paper[0])),
+        words[0],
         f"{acr.value:.3f} ± {acr.error:.3f} / {paper[1]:.3f} ({100 * (acr.value / paper[1] - 1):+.1f} %)",
-        marked(method, acr_verdict(acr, paper[1])),
+        words[1],
         f"{at.value:.1f} ± {at.error:.1f} / {paper[2]:.1f} ({at.value - paper[2]:+.1f})",
-        marked(method, certified_verdict(at, paper[2])),
+        words[2],
         "; ".join(_range(name, figure, digits) for name, figure, digits in spread if figure and figure.spread is not None),
     )
 
@@ -132,7 +174,7 @@ def _range(name: str, figure: Figure, digits: int) -> str:
     return f"{name} {min(figure.each):.{digits}f} to {max(figure.each):.{digits}f}"
 
 
-def _notes(used: list[Measured]) -> list[str]:
+def _notes(used: list[Measured], *, with_verdicts: bool) -> list[str]:
     private = [run.facts.metrics["privacy"] for run in used if run.facts.metrics["privacy"]["private"]]
     notes = []
     if private:
@@ -141,9 +183,10 @@ def _notes(used: list[Measured]) -> list[str]:
     notes.append(
         "Figures are means over seeds; ±: standard error over images; over seeds: the smallest and the largest figure."
     )
-    notes += RULES
+    notes += RULES if with_verdicts else ()
     other = ", ".join(title for name, title in TITLES.items() if name in OTHER_FORMULA)
-    notes.append(f"not comparable: the paper's figures of {other} were computed with formulas other than the published ones.")
+    kind = "not comparable: the" if with_verdicts else "The"
+    notes.append(f"{kind} paper's figures of {other} were computed with formulas other than the published ones.")
     bare = sorted({run.facts.path.name for run in used if not run.has_weights})
     if bare:
         notes.append(f"Rows without weights (nothing more can be measured): {', '.join(bare)}.")
@@ -157,7 +200,8 @@ def _sweep(index: ResultIndex, request: TargetRequest) -> Table:
         for value, clean in swept(index, dataset, table, key).items():
             paper = table[dataset, value]
             ours = f"- / {paper:.2f}" if clean is None else _pair(clean, paper)
-            rows.append((TITLES[dataset], f"{value:g}", ours, NOT_RUN if clean is None else accuracy_verdict(clean, paper)))
+            missing = NEEDS_CROSSVIT if dataset == CIFAR10 else NOT_RUN
+            rows.append((TITLES[dataset], f"{value:g}", ours, missing if clean is None else accuracy_verdict(clean, paper)))
     headings = ("data set", key.replace("_", " "), "clean accuracy %: ours / paper", "verdict")
     return Table("DP-Gaussian, sigma 0.25", headings, rows)
 
@@ -169,7 +213,7 @@ def claim_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
             one.claim.sentence,
             one.claim.where,
             TITLES[one.dataset],
-            "" if one.dataset in NO_PLACE else f"{one.sigma:g}",
+            "" if one.claim.everywhere else f"{one.sigma:g}",
             one.state,
             "" if one.finding is None else one.finding.figures,
         )
@@ -178,7 +222,8 @@ def claim_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """The number of each verdict and claim result in one line; verdicts on incomparable figures are counted separately."""
+    """The number of each verdict and claim result in one line; verdicts on incomparable figures and on other models are
+    counted separately."""
     words = [
         word
         for part in sections
@@ -187,12 +232,18 @@ def summary(sections: Sequence[Section]) -> str:
         for heading, word in zip(table.headings, row, strict=True)
         if heading == "verdict" and word
     ]
-    verdicts = Counter(word for word in words if not word.endswith(NOT_COMPARABLE))
+    other = Counter(word.removeprefix(OTHER_BACKBONE) for word in words if word.startswith(OTHER_BACKBONE))
+    verdicts = Counter(word for word in words if not word.endswith(NOT_COMPARABLE) and not word.startswith(OTHER_BACKBONE))
     apart = Counter(word.removesuffix(NOT_COMPARABLE) for word in words if word.endswith(NOT_COMPARABLE))
     states = Counter(one.state for part in sections for one in part.judged)
     counted = [
         f"{what}: {', '.join(f'{count} {word}' for word, count in sorted(counts.items()))}"
-        for what, counts in (("verdicts", verdicts), ("not comparable", apart), ("claims", states))
+        for what, counts in (
+            ("verdicts", verdicts),
+            ("not comparable", apart),
+            (OTHER_BACKBONE.removesuffix(": "), other),
+            ("claims", states),
+        )
         if counts
     ]
     return "; ".join(counted)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..certification.metrics import earned_radius, reaches, standard_error
-from ..report.tables import RunFacts, read_run
+from ..report.tables import Certified, RunFacts, read_run
 from ..store.metrics import is_papers
 from ..store.records import AttackRow, CertificateRow
 from ..store.runs import RunDirectory
@@ -130,6 +130,12 @@ class Seeds:
         return np.concatenate([run.earned for run in self.runs])
 
 
+def _counts(facts: RunFacts, certified: Certified, sigma: float) -> bool:
+    """Whether a certification is one of the paper's. Rows without the votes of misclassified images count if the config of
+    the run asks for them: tables and figures use radii and answers, never p_A."""
+    return is_papers(certified.figures, sigma, may_skip=facts.setting("certify", "skip_misclassified") is True)
+
+
 class ResultIndex:
     """All runs that tables and figures may need, and the directory of each."""
 
@@ -143,7 +149,7 @@ class ResultIndex:
         place = Place(dataset, method, sigma, seed, change)
         if place not in self._measured:
             facts = self._read(self._paths[place]) if place in self._paths else None
-            entries = [] if facts is None else [c for c in facts.certified if is_papers(c.figures, sigma)]
+            entries = [] if facts is None else [c for c in facts.certified if _counts(facts, c, sigma)]
             best = max(entries, key=lambda entry: len(entry.rows), default=None)
             self._measured[place] = None if facts is None else Measured(place, facts, best.rows if best else [])
         return self._measured[place]
@@ -168,6 +174,11 @@ class ResultIndex:
         """The run of seed 0 of every method, or None if one is missing."""
         by_method = [self.certified(dataset, method, sigma) for method in methods]
         return [run for run in by_method if run] if all(by_method) else None
+
+    def models(self, dataset: str) -> list[str]:
+        """The names of the models that were trained on a data set."""
+        paths = {path for place, path in self._paths.items() if place.dataset == dataset}
+        return sorted({str(facts.setting("model", "name")) for path in paths if (facts := self._read(path)) is not None})
 
     def _read(self, path: Path) -> RunFacts | None:
         if path not in self._facts:

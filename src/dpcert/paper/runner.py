@@ -54,7 +54,7 @@ class _Child:
 class Runner:
     """Runs pieces in the order of their needs, `jobs` child processes at once; the pieces of one cell run one after another."""
 
-    def __init__(self, results: Path, examples: int, jobs: int, estimator: Estimator, on_event: EventHandler) -> None:
+    def __init__(self, results: Path, examples: int | None, jobs: int, estimator: Estimator, on_event: EventHandler) -> None:
         self._results, self._examples = results, examples
         self._jobs = integer_in("--jobs", jobs, 1, 1024)
         self._estimator, self._on_event = estimator, on_event

@@ -12,6 +12,7 @@ from .result_index import Seeds
 
 NOT_RUN = "not run"
 NOT_COMPARABLE = " (not comparable)"
+OTHER_BACKBONE = "other backbone: "  # of a model that is not the paper's, so that no figure can agree with it
 _ACR_SHARE = 0.05
 _CLEAN_POINTS = 1.0
 _CERTIFIED_POINTS = 3.0
@@ -74,6 +75,12 @@ def accuracy_verdict(ours: float, paper: float) -> str:
 def marked(method: str, word: str) -> str:
     """The verdict, marked if the paper's figure was computed with a formula other than the published one."""
     return f"{word}{NOT_COMPARABLE}" if method in OTHER_FORMULA and word != NOT_RUN else word
+
+
+def beside(ours: float, paper: float) -> str:
+    """Where the figure of another model is, next to the paper's. Never ``agrees``, however close the two are."""
+    place = "equal to" if ours == paper else "above" if ours > paper else "below"
+    return f"{OTHER_BACKBONE}{place} the paper"
 
 
 def acr_of(seeds: Seeds) -> Figure:

@@ -25,7 +25,9 @@ def certified_accuracy_curve(runs: Named, paper: Paper = no_paper) -> Drawing:
     legend = [s for s, *_ in lines]
     if papers:
         color = lines[0][0].color if len(lines) == 1 else INK
-        legend.append(Stroke("◆ the paper, at radius 0.25", color, marker="D"))
+        models = sorted({point.model for _, point in papers if point.model is not None})
+        whose = f"the paper ({', '.join(models)})" if models else "the paper"
+        legend.append(Stroke(f"◆ {whose}, at radius 0.25", color, marker="D"))
 
     def draw(axes: Any) -> None:
         furthest = max([0.25, *(float(c.radius.max()) for *_, c in lines)]) * 1.03
@@ -73,12 +75,12 @@ def _spoken(c: Certified) -> str:
     return ", ".join(f"{100 * shares[r]:.1f} % at {r}" for r in chosen)
 
 
-def radii(runs: Named) -> Drawing:
+def radii(runs: Named) -> Drawing | None:
     """The distribution of the certified radii, and how many images got no answer."""
     return _distribution(runs, "radii", "certified L2 radius", lambda c: c.radius, 0.0, None)
 
 
-def p_lower(runs: Named) -> Drawing:
+def p_lower(runs: Named) -> Drawing | None:
     """The lower bounds of p_A: how clear the votes were. The axis spaces 0.9, 0.99, 0.999, ... evenly."""
     nines = {-np.log10(1 - p): f"{p:g}" for p in (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)}
     return _distribution(
@@ -89,9 +91,11 @@ def p_lower(runs: Named) -> Drawing:
 
 def _distribution(
     runs: Named, name: str, label: str, values_of: Callable[[Certified], np.ndarray], low: float, ticks: dict[float, str] | None
-) -> Drawing:
+) -> Drawing | None:
     """One run: correct and wrong answers stacked. Several: one outline each. No answer is a separate mark on the left."""
-    mains = [(place, run_name, run.main) for place, (run_name, run) in enumerate(runs) if run.main is not None]
+    mains = [(place, name_, run.main.voted) for place, (name_, run) in enumerate(runs) if run.main and run.main.voted.rows]
+    if not mains:
+        return None
     high = max(float(values_of(c).max()) for *_, c in mains)
     edges = np.linspace(low, high if high > low else low + 1.0, _BINS + 1)
     width = edges[1] - edges[0]

@@ -12,7 +12,18 @@ from ..store.durable import write_atomically
 from ..store.records import METRICS, CertificateRow
 from . import figures, pictures, words
 from .membership import Membership, membership_curve, membership_of
-from .statistics import ClassFigures, ExampleGroup, Gain, MetricFigures, by_class, correlations, example_groups, gain, weakest
+from .statistics import (
+    CERTIFIED_WRONG,
+    ClassFigures,
+    ExampleGroup,
+    Gain,
+    MetricFigures,
+    by_class,
+    correlations,
+    example_groups,
+    gain,
+    weakest,
+)
 from .tables import Certified, Paper, RunFacts, no_paper
 from .theme import Drawing, Stroke, stroke
 
@@ -183,7 +194,8 @@ def _groups(run: RunFacts, main: Certified, most: int) -> list[_Group]:
         image = run.images[row.idx]
         return _Picture(row, pictures.as_data_url(image), pictures.as_data_url(pictures.noisy(image, sigma, row.idx)))
 
-    return [_Group(group, [picture(row) for row in group.rows]) for group in example_groups(main.rows, most)]
+    groups = [group for group in example_groups(main.rows, most) if not (main.skips and group.key == CERTIFIED_WRONG)]
+    return [_Group(group, [picture(row) for row in group.rows]) for group in groups]
 
 
 def _radii_of_table(certified: Sequence[Certified]) -> list[str]:

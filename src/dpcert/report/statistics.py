@@ -90,6 +90,9 @@ def metric_and_radius(samples: Sequence[SampleRow], metric: str) -> tuple[np.nda
     return np.array([getattr(row, metric) for row in samples]), _radius_of_true_label(samples)
 
 
+CERTIFIED_WRONG = "confidently-wrong"  # the key of a group of examples
+
+
 @dataclass(frozen=True)
 class ExampleGroup:
     """Test images of one kind, such as the most robust ones."""
@@ -117,7 +120,7 @@ def example_groups(rows: Sequence[CertificateRow], most: int) -> list[ExampleGro
     return [
         ExampleGroup("most-robust", "Most robust", "the largest radius", strongest[:most], len(right), "correct answers"),
         ExampleGroup("least-robust", "Least robust", "the smallest radius", weak[:most], len(right), "correct answers"),
-        ExampleGroup("confidently-wrong", "Wrong", why_wrong, confident[:most], len(wrong), "wrong answers"),
+        ExampleGroup(CERTIFIED_WRONG, "Wrong", why_wrong, confident[:most], len(wrong), "wrong answers"),
         ExampleGroup("abstained", "No answer", why_none, undecided[:most], len(silent), unanswered),
     ]
 

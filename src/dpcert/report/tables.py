@@ -40,6 +40,16 @@ class Certified:
         return ", simultaneous" if self.figures.get("alpha_is") == "simultaneous" else ""
 
     @property
+    def skips(self) -> bool:
+        """Whether images that the first n0 votes misclassify got no further votes: they have no radius and no p_A."""
+        return bool(self.figures.get("skip_misclassified"))
+
+    @property
+    def voted(self) -> "Certified":
+        """The same with only the images that got all their votes: what shows p_A, or radii of wrong answers, uses these."""
+        return replace(self, rows=[row for row in self.rows if row.count is not None]) if self.skips else self
+
+    @property
     def is_of_test_set(self) -> bool:
         """Whether these are test images, and not held-out records of the training set."""
         return bool(self.figures.get("split", "test") == "test")
@@ -126,6 +136,16 @@ class RunFacts:
         return f"epsilon = {ceil_text(privacy['epsilon'], 4)} at delta = {privacy['delta']:g}"
 
     @property
+    def public_inputs(self) -> list[dict[str, str]]:
+        """The public weights that training started from, each with `name`, `sha256` and `data`; epsilon does not cover them."""
+        return list(self.metrics["privacy"].get("public_inputs", ()))
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        """The phases of the training, if there were several."""
+        return list(self.metrics["privacy"].get("phases", ()))
+
+    @property
     def sentences(self) -> list[str]:
         """The stored sentences of the privacy statement; composed here for runs of versions that did not store them."""
         privacy = self.metrics["privacy"]
@@ -145,6 +165,12 @@ class PaperFigures:
     acr: float
     certified_accuracy: float  # at radius 0.25
     sentence: str  # the same figures in words, compared with our intervals
+    model: str | None = None  # the paper's model, if it is not that of the run: then the figures do not compare
+
+    @property
+    def label(self) -> str:
+        """What a figure of the paper is labeled with."""
+        return "paper" if self.model is None else f"paper, {self.model}"
 
 
 Paper = Callable[[RunFacts, Certified], PaperFigures | None]  # the only way for the paper's figures to get into a report
@@ -210,6 +236,7 @@ def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str
     titles = [run.title for run in runs]
     for run in runs:
         name = run.title if titles.count(run.title) == 1 else f"{run.title}: {run.path.name}"
+        name += "".join(f", from public {known['name']} (SHA-256 {known['sha256'][:16]}...)" for known in run.public_inputs)
         clean = run.metrics["clean_accuracy"]
         if not run.certified:
             table.append((name, "", run.privacy, _percent(clean), "not certified", "", "", ""))
@@ -224,9 +251,9 @@ def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str
                     name + split,
                     f"{f['sigma']:g}{certified.mark}",
                     run.privacy,
-                    _percent(clean) + (f" [paper {printed.clean_accuracy:.2f} %]" if printed else ""),
-                    f"{f['acr']:.3f}{interval}" + (f" [paper {printed.acr:.3f}]" if printed else ""),
-                    _percent(at) + (f" [paper {printed.certified_accuracy:.1f} %]" if printed else ""),
+                    _percent(clean) + (f" [{printed.label} {printed.clean_accuracy:.2f} %]" if printed else ""),
+                    f"{f['acr']:.3f}{interval}" + (f" [{printed.label} {printed.acr:.3f}]" if printed else ""),
+                    _percent(at) + (f" [{printed.label} {printed.certified_accuracy:.1f} %]" if printed else ""),
                     str(f["examples"]),
                     str(f["abstained"]),
                 )

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..certification.metrics import largest_radius
@@ -38,7 +38,20 @@ _DATASETS = {
     "fashion-mnist": "Fashion-MNIST (articles of clothing)",
     "cifar10": "CIFAR-10 (photographs)",
 }
-_MODELS = {"cnn": "A small convolutional network", "linear": "A linear classifier"}
+_MODELS = {
+    "cnn": "A small convolutional network",
+    "linear": "A linear classifier",
+    "resnet-32": "A small residual network",
+    "resnet-48": "A residual network",
+    "efficientnet-lite0": "A mobile network (EfficientNet-Lite0)",
+    "crossvit-tiny": "A vision transformer (CrossViT-Tiny)",
+}
+_PARTS = {
+    "all": "all layers",
+    "head": "the last layer",
+    "norms": "the scales and shifts of the normalization layers",
+    "biases": "the biases",
+}
 _CLASSES = {
     "fashion-mnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -88,7 +101,38 @@ def trained(run: RunFacts) -> str:
     )
     size = training_size(run)
     images = f"{size:,} training images of " if size else ""
-    return f"{model} was trained on {images}{data} with the method {name}: {how}."
+    public = " pretrained on public images" if run.setting("model", "weights") else ""
+    return f"{model}{public} was trained on {images}{data} with the method {name}: {how}.{started(run)}{in_phases(run)}"
+
+
+def started(run: RunFacts) -> str:
+    """The public weights that training started from; empty if there are none."""
+    return "".join(
+        f" It started from the public weights {known['name']} (SHA-256 {known['sha256'][:16]}…), which were trained on "
+        f"{known['data']}."
+        for known in run.public_inputs
+    )
+
+
+def in_phases(run: RunFacts) -> str:
+    """What each phase of the training changed; empty if there was one phase."""
+    if not run.phases:
+        return ""
+    count = {2: "two"}.get(len(run.phases), str(len(run.phases)))
+    return f" Training had {count} phases: {', then '.join(map(_phase, run.phases))}."
+
+
+def _phase(phase: Mapping[str, Any]) -> str:
+    parts = [_part(part.strip()) for part in str(phase["trains"]).split(",")]
+    share = phase["sampling_probability"]
+    images = "all images" if share == 1 else f"{100 * share:.3g} % of the images"
+    return f"{' and '.join(parts)} ({phase['steps']} steps of {images})"
+
+
+def _part(part: str) -> str:
+    if part.startswith("last:"):
+        return f"the last {part.removeprefix('last:')} parts of the network"
+    return _PARTS.get(part, f"the parameters {part}")
 
 
 def promised(run: RunFacts) -> str:
@@ -106,6 +150,7 @@ def promised(run: RunFacts) -> str:
         f"result more likely than e^ε{factor} times its previous probability plus δ "
         f"(ε = {ceil_text(epsilon, 2)}, δ = {privacy['delta']:g}). "
         "Someone who contributed several images is protected less. Test images are not covered."
+        + (" Neither are the public images that the initial weights were trained on." if run.public_inputs else "")
     )
 
 
@@ -143,6 +188,8 @@ def failing(run: RunFacts) -> str:
         return ""
     silent, wrong = int(main.abstained.sum()), int((~main.correct & ~main.abstained).sum())
     text = f"Of the {len(main.rows):,} images, {wrong:,} got a wrong answer and {silent:,} got none."
+    if main.skips:
+        text += f" Wrong answers are those of the first {main.figures['n0']:,} votes."
     worst = weakest(by_class(main.rows, [HEADLINE_RADIUS]), HEADLINE_RADIUS)
     if worst is None or worst.certified[HEADLINE_RADIUS] == 1:
         return text
@@ -183,8 +230,12 @@ def where_it_ends(c: Certified) -> str:
 
 
 def training_size(run: RunFacts) -> int | None:
-    """The public N, from q = B / N."""
+    """The public N, from q = B / N of the last phase. Training of the head alone has a batch size of its own."""
     q, batch = run.metrics["privacy"].get("sampling_probability"), run.setting("train", "batch_size")
+    if run.phases:
+        q, batch = run.phases[-1]["sampling_probability"], run.phases[-1]["batch_size"]
+    elif run.setting("head", "steps"):
+        batch = run.setting("head", "batch_size")
     usable = isinstance(q, float) and isinstance(batch, int) and 0 < q <= 1
     return round(batch / q) if usable else None
 

@@ -31,7 +31,7 @@ from ..store.durable import read_checked_json, read_file, write_checked_json
 from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
 from ..store.records import AnyExampleRow, CertificateRow, RobustRow, read_rows
-from ..store.runs import CERTIFICATES, ROBUST, rows_stem
+from ..store.runs import CERTIFICATES, ROBUST, SKIPPED, rows_stem
 from ..training.curve import accuracy
 from .config import Config
 from .identity import images_sha256
@@ -327,7 +327,7 @@ def _existing_rows(
     how, run = request.how, task.run
     stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
     stem += "" if radius is None else f"-r{radius:g}"
-    stem += ("-fresh" if how.fresh_noise else "") + ("-skipped" if how.skip_misclassified else "")
+    stem += ("-fresh" if how.fresh_noise else "") + (SKIPPED if how.skip_misclassified else "")
     stem += "" if how.together is None else f"-simultaneous{how.together}"
     facts: dict[str, Any] = {**how.facts, "split": request.split, "dtype": "float32"}
     facts |= {"model_sha256": run.model_sha256, "images_sha256": task.images_sha256}

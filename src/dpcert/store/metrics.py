@@ -38,6 +38,11 @@ def parse_metrics(data: bytes, path: str) -> dict[str, Any]:
     wrong = _first_wrong(metrics, _METRICS)
     if wrong is None:
         wrong = _first_wrong(metrics["privacy"], _PRIVATE if metrics["privacy"].get("private") else _NOT_PRIVATE, "privacy.")
+    for key, checks in {} if wrong else _OF_FINE_TUNING.items():
+        listed = metrics["privacy"].get(key, [])
+        wrong = wrong or (None if isinstance(listed, list) else f"privacy.{key}")
+        for place, item in enumerate([] if wrong else listed):
+            wrong = wrong or _first_wrong(item, checks, f"privacy.{key}[{place}].")
     for place, entry in enumerate([] if wrong else metrics["certification"]):
         wrong = wrong or _first_wrong(entry, _certification_checks(entry), f"certification[{place}].")
     if wrong is not None:
@@ -53,10 +58,14 @@ def parse_unread_metrics(data: bytes, origin: str) -> dict[str, Any]:
     return metrics
 
 
-def is_papers(entry: dict[str, Any], sigma: float) -> bool:
-    """Whether a certification uses the paper's settings at this sigma: n0, n, alpha per image, the test set."""
+def is_papers(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) -> bool:
+    """Whether a certification uses the paper's settings at this sigma: n0, n, alpha per image, the test set.
+
+    With `may_skip`, misclassified images may have been skipped: ACR and certified accuracy are the same, p_A is not known.
+    """
     votes = (entry["n0"], entry["n"], entry["alpha"]) == (PAPERS_N0, PAPERS_N, PAPERS_ALPHA)
-    return bool(entry["sigma"] == sigma and votes and _is_plain(entry) and entry["split"] == "test")
+    is_plain = _is_plain({**entry, "skip_misclassified": False} if may_skip else entry)
+    return bool(entry["sigma"] == sigma and votes and is_plain and entry["split"] == "test")
 
 
 def _is_plain(entry: dict[str, Any]) -> bool:
@@ -178,6 +187,10 @@ _PRIVATE: dict[str, Check] = {
     "steps": _count,
     "clip_norm": _number,
     "conditions": _texts,
+}
+_OF_FINE_TUNING: dict[str, dict[str, Check]] = {  # optional lists of tables in `privacy`
+    "phases": {"trains": _text, "steps": _count, "batch_size": _positive, "sampling_probability": _number},
+    "public_inputs": {"name": _text, "sha256": _text, "data": _text},
 }
 _CERTIFICATION: dict[str, Check] = {
     "sigma": _number,

@@ -18,6 +18,7 @@ CONFIG, LEDGER, METRICS, MODEL = "config.toml", "ledger.jsonl", "metrics.json", 
 REPORT, CURVE, SAMPLES, ATTACKS = "report.html", "training.tsv", "samples.tsv", "attacks.tsv"
 FIGURES, PRIVATE = "figures", "private"
 CERTIFICATES, ROBUST = "certificates", "robust"
+SKIPPED = "-skipped"  # in names of row files without the votes of misclassified images
 _VALIDATION = "-validation"
 
 IN_USE = "is in use by another process"
