@@ -70,6 +70,11 @@ JOINTS = {
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
     "data/registry",  # names to readers
+    "models/architectures",  # names to networks
+    "models/weights",  # weights into any of the networks
+    "models/spec",  # network, weights and what trains
+    "models/registry",  # the public function for a spec
+    "training/phases",  # the settings of each phase
     "store/growing",  # rows that are appended
     "store/public",  # the files of a run directory as bytes
     "store/weights",  # a header that names the format of metrics.json
