@@ -10,7 +10,7 @@ from pydantic import Field
 from .._validate import one_of
 from ..gradients.choose import ENGINES
 from ..sections import LARGEST, SPEED_ONLY, Section, name_in, validated
-from .averaging import AveragingKeys
+from .averaging import AVERAGES, AveragingKeys
 from .optimizers import OptimizerKeys
 from .schedules import ScheduleKeys, learning_rate_factor
 
@@ -41,9 +41,11 @@ class HeadConfig(AveragingKeys, ScheduleKeys, OptimizerKeys):
 
     Each step uses `batch_size` records (by default all of them) and `copies` noisy views that are drawn once per record, so
     that the features of the frozen layers are computed once. `budget` is the share of the privacy budget that the phase gets
-    if another one follows.
+    if another one follows. The defaults suit standardized features: a mean gradient of norm C moves the weights by 60.
     """
 
+    learning_rate: float = Field(300.0, gt=0, le=1e6)
+    averaging: Annotated[str, name_in(AVERAGES)] = "tail"
     steps: int = Field(0, ge=0, le=10**6)
     batch_size: int | None = Field(None, ge=1, le=LARGEST)
     clip_norm: float = Field(0.2, gt=0, le=1e6)
