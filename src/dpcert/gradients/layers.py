@@ -5,6 +5,7 @@ of its parameters by name. Rows of one example are adjacent, so ``[b*R, ...]`` r
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ from .parts import Allocate, ChannelsLast, Instantiated, Part, factors_are_cheap
 
 Buffers = dict[Any, Tensor]
 Rule = Callable[[Any, Tensor, Tensor, int, Buffers], dict[str, Part]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer that has a rule."""
+
+    name: str
+    layer: nn.Module
+    inputs: Tensor
+    output: Tensor
 
 
 def _bias(layer: Any, deltas: Tensor) -> dict[str, Part]:

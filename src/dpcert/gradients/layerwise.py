@@ -10,7 +10,6 @@ without a layer rule get their gradients from the same pass.
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,21 +19,11 @@ from torch.func import functional_call, grad, vmap
 from ..isolation import keeps_rows_apart
 from ..row_proof import prove, state_of
 from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
-from .layers import RULES, Buffers, has_rule
+from .layers import RULES, Buffers, Call, has_rule
 from .parts import Instantiated, Part, total
 from .traced import Traced
 
 _MANY_PARAMETERS, _FEW_ROWS, _SOME_ROWS = 1 << 18, 96, 192
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of a layer that has a rule."""
-
-    name: str
-    layer: nn.Module
-    inputs: Tensor
-    output: Tensor
 
 
 class _Skeleton:
@@ -46,7 +35,7 @@ class _Skeleton:
     def __init__(self, model: nn.Module) -> None:
         self.original, self.copy = model, copy.deepcopy(model)
         self.parameters = trainable(model)
-        self.calls: list[_Call] = []
+        self.calls: list[Call] = []
         self.perturbations: list[Tensor] | None = None
         self.ruled = _ruled(model, self.parameters)
         self._state = state_of(model)
@@ -80,10 +69,10 @@ class _Skeleton:
             seen = inputs[0].detach().clone() if copied else inputs[0].detach()
             if self.perturbations is not None:  # under vmap: the gradient for a 0 added to an output equals that for the output
                 place = len(self.calls)
-                self.calls.append(_Call(name, layer, seen, output))
+                self.calls.append(Call(name, layer, seen, output))
                 return output + self.perturbations[place] if place < len(self.perturbations) else None
             known = output if output.requires_grad else output.requires_grad_()
-            self.calls.append(_Call(name, layer, seen, known))
+            self.calls.append(Call(name, layer, seen, known))
             return known.clone() if copied else None
 
         return record
@@ -173,7 +162,7 @@ def _added(value: Tensor | None, sums: list[Tensor]) -> Tensor:
     return value
 
 
-_Passed = tuple[list[_Call], tuple[Tensor, ...], dict[str, Tensor]]
+_Passed = tuple[list[Call], tuple[Tensor, ...], dict[str, Tensor]]
 
 
 def _on_the_batch(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels: Tensor) -> _Passed:
@@ -204,7 +193,7 @@ def _on_each_example(skeleton: _Skeleton, loss: LossOfOne, views: Tensor, labels
     finally:
         skeleton.perturbations = None
     calls = [
-        _Call(call.name, call.layer, seen.flatten(0, 1), call.output) for call, seen in zip(skeleton.calls, inputs, strict=True)
+        Call(call.name, call.layer, seen.flatten(0, 1), call.output) for call, seen in zip(skeleton.calls, inputs, strict=True)
     ]
     return calls, tuple(delta.flatten(0, 1) for delta in deltas), rest
 

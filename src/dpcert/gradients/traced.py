@@ -16,18 +16,8 @@ from torch.func import vmap
 from ..row_proof import Proven
 from ..row_rules import is_elementwise
 from .engine import LossOfOne
-from .layers import RULES, Buffers, has_rule
+from .layers import RULES, Buffers, Call, has_rule
 from .parts import Instantiated, Part, Stacked, total
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of a layer that has a rule."""
-
-    name: str
-    layer: nn.Module
-    inputs: Tensor
-    output: Tensor
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ class _Run(fx.Interpreter):
     def __init__(self, traced: Traced) -> None:
         super().__init__(traced.proven.module)
         self.traced = traced
-        self.calls: list[_Call] = []
+        self.calls: list[Call] = []
         self.copies: list[_Copies] = []
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,7 +112,7 @@ class _Run(fx.Interpreter):
         output = layer.forward(*args, **kwargs)
         if target in self.traced.ruled:
             output = output if output.requires_grad else output.requires_grad_()
-            self.calls.append(_Call(target, layer, args[0].detach(), output))
+            self.calls.append(Call(target, layer, args[0].detach(), output))
         return output
 
     def run_node(self, n: fx.Node) -> Any:
