@@ -1,6 +1,7 @@
 """Public weights and the parameters that train: every wrong file or pattern is one clear line, and the ledger names the rest."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from torch import nn
 
 import dpcert
 from dpcert.data.fingerprint import digests, sketch
-from dpcert.errors import DataError, DpcertError, ModelError, RunError
+from dpcert.errors import DataError, DpcertError, DpcertWarning, ModelError, RunError
 from dpcert.models.parts import head_name, selected
 from dpcert.models.weights import PACKAGED, parse_weights, read_weights
+from dpcert.privacy.ledger import ASSUMED_INDEPENDENT
 from dpcert.store.durable import sha256_hex
+from dpcert.training import provenance
 
 SHAPE = (3, 16, 16)
 RNG = np.random.default_rng(0)
@@ -66,6 +69,25 @@ def test_statement_ledger_and_header_name_the_public_weights_and_data(tmp_path):
     (tmp_path / "w.safetensors").unlink()
     again = dpcert.open_run(tmp_path / "run")
     assert torch.equal(opened.model.head.weight, again.model.head.weight) and "made-up" in str(again.statement)
+
+
+def test_an_opened_run_leaves_its_public_weights_to_other_models(tmp_path, monkeypatch):
+    """The trunk is public: only what the run trained has seen records. What it trained stays charged."""
+    monkeypatch.setattr(provenance, "_SEEN_BY_TENSOR", {})
+    source = file(tmp_path / "w.safetensors")
+    trained(build(source, "last:2"), tmp_path / "run")
+    monkeypatch.setattr(provenance, "_SEEN_BY_TENSOR", {})  # as in another process
+    opened = dpcert.open_run(tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = trained(build(source, "last:2"))
+    assert again.ledger.opening["initial_weights"] == ASSUMED_INDEPENDENT
+    with pytest.warns(DpcertWarning, match="already been trained"):
+        trained(opened.model)
+    reused = build(source, "last:2")
+    reused.stage3 = dpcert.open_run(tmp_path / "run").model.stage3
+    with pytest.warns(DpcertWarning, match="already been trained"):
+        trained(reused)
 
 
 def test_a_file_without_a_card_is_named_as_unknown_data(tmp_path):

@@ -4,6 +4,7 @@ The input shape and the number of classes come from recorded facts. They must no
 a weights file, which differs between processes.
 """
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ..data.registry import SOURCES
 from ..errors import LedgerError, ModelError, RunError
 from ..models.architectures import MODELS
 from ..models.factory import HOW_TO_NAME, Factory, Shape, build_custom, is_factory_name
+from ..models.parts import ALL, HEAD, selected
 from ..privacy.ledger import Ledger
 from ..privacy.statement import recorded_versions, state
 from ..progress import Progress, silent
@@ -65,7 +67,9 @@ def open_run(
         shape = data_for(config, data).input_shape
     module = _module(config, model, shape, classes, directory.path)
     load_weights(module, weights, directory.model)
-    remember_loaded(module, ledger)  # before anything can fail: a user's module already has these weights
+    remember_loaded(
+        module, ledger, _frozen(module, config)
+    )  # before anything can fail: a user's module already has these weights
     module.to(choose_device(device))
     require_same_model(module, shape, facts, str(directory.path))
     statement = state(ledger, recorded_versions(facts))
@@ -86,6 +90,17 @@ def _module(config: Config, model: nn.Module | Factory | None, shape: Shape, cla
             f"{path} has a custom model ({config.model.name}); pass it again: --model {name}, or open_run(..., model=...)"
         )
     return config.model_spec().bare(shape, classes)  # the file of the run has all weights, the public ones too
+
+
+def _frozen(module: nn.Module, config: Config) -> set[str]:
+    """The parameters that the run did not train. The header of its weights names the SHA-256 of this config."""
+    everything = {name for name, _ in module.named_parameters()}
+    if config.model.train == ALL:
+        return set()
+    with contextlib.suppress(ModelError):  # a module of another kind is refused later; nothing of it counts as frozen
+        head = selected(module, HEAD) if config.head.steps else set()
+        return everything - selected(module, config.model.train) - head
+    return set()
 
 
 class OpenRun(LoadedRun):

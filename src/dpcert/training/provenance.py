@@ -12,6 +12,7 @@ lists the condition that initial weights must not depend on the records.
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -67,8 +68,11 @@ def remember(model: nn.Module, before: dict[str, bytes], images: Tensor, ledger:
     _note(model, before, (*_history(model), Seen(record_hashes(images), _charged(ledger))))
 
 
-def remember_loaded(model: nn.Module, ledger: Ledger) -> None:
-    """Record that `model` has the weights of a finished run on unknown records: training it further composes."""
+def remember_loaded(model: nn.Module, ledger: Ledger, frozen: Collection[str] = ()) -> None:
+    """Record that `model` has the weights of a finished run on unknown records: training it further composes.
+
+    The run did not change its `frozen` parameters: other models may start from the same public values.
+    """
     for module in model.modules():
         setattr(module, _ATTRIBUTE, ())  # all its weights were replaced
     if _was_trained_here(model):
@@ -76,7 +80,8 @@ def remember_loaded(model: nn.Module, ledger: Ledger) -> None:
     private = why_not_private(ledger) is None
     earlier = tuple(ledger.earlier) if private else ()
     charged = _charged(ledger) if private else None
-    _note(model, {}, (Seen(None, None if charged is None else (*earlier, *charged)),))
+    before = {name: digest for name, digest in tensor_digests(model).items() if name in frozen}
+    _note(model, before, (Seen(None, None if charged is None else (*earlier, *charged)),))
 
 
 def _charged(ledger: Ledger) -> tuple[GaussianSteps, ...] | None:
