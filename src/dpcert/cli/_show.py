@@ -42,6 +42,7 @@ def progress_bar(label: str, unit: str) -> Iterator[Progress]:
             start.append((time.monotonic(), done))
             bar.add_task(label, facts="")
             bar.start()
+        start[0] = _since(start[0], done)
         bar.update(bar.task_ids[0], completed=done, total=total, facts=_facts(facts, done, start[0], unit))
 
     try:
@@ -56,7 +57,7 @@ def _lines(label: str, unit: str) -> Progress:
 
     def show(done: int, total: int, **facts: str) -> None:
         now = time.monotonic()
-        start.append((now, done)) if not start else None
+        start[:] = [_since(start[0], done) if start else (now, done)]
         if now >= due[0] or done == total:
             due[0] = now + _SECONDS_BETWEEN_LINES
             speed, left = _speed(done, start[0]), ""
@@ -65,6 +66,11 @@ def _lines(label: str, unit: str) -> Progress:
             print(f"{label} {done}/{total} {_facts(facts, done, start[0], unit)}{left}", file=sys.stderr, flush=True)
 
     return show
+
+
+def _since(start: tuple[float, int], done: int) -> tuple[float, int]:
+    """Measure speed from the first progress on: preparations, such as computing features, do not count."""
+    return (time.monotonic(), done) if done <= start[1] else start
 
 
 def _speed(done: int, start: tuple[float, int]) -> float:
