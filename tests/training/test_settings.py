@@ -37,6 +37,8 @@ def test_the_papers_presets_and_the_stored_configs_keep_their_bytes():
     for path in stored:
         config = parse_config(read_toml(path), str(path))
         assert parse_config(read_toml(path), "again") == config
+        if config.data.name == "cifar10":  # newer than these keys
+            continue
         assert (config.train.schedule, config.train.warmup, config.train.averaging) == ("constant", 0.0, "none")
 
 
