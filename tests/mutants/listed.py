@@ -605,7 +605,7 @@ MUTANTS = [
         "release/verify.py",
         '_expect(stated == wanted, f"some steps have noise multiplier and q',
         '_expect(True, f"some steps have noise multiplier and q',
-        (f"{PHASES}::test_verify_recomputes_epsilon_over_the_phases_and_notices_a_forgotten_one",),
+        (f"{PHASES}::test_verify_notices_a_phase_that_was_charged_with_the_noise_of_another",),
         "steps charged with the noise of another phase",
     ),
     Mutant(

@@ -108,8 +108,20 @@ def test_the_head_phase_changes_the_head_only():
     assert changed == {"3.weight", "3.bias"}
 
 
-def test_the_head_phase_trains_nothing_but_the_head(monkeypatch):
-    model, seen, real = network(), [], loop.private_step
+class Scaled(nn.Module):
+    """Not its head after a trunk: features cannot be stored, and the head phase takes ordinary steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return 2.0 * self.head(self.body(x.flatten(1)))
+
+
+@pytest.mark.parametrize(("model", "body", "head"), [(network, "1", "3"), (Scaled, "body", "head")])
+def test_the_head_phase_trains_nothing_but_the_head(model, body, head, monkeypatch):
+    model, seen, real = model(), [], loop.private_step
 
     def spy(context, step):
         found = real(context, step)
@@ -119,8 +131,9 @@ def test_the_head_phase_trains_nothing_but_the_head(monkeypatch):
     monkeypatch.setattr(loop, "private_step", spy)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     train(model=model)
-    assert all(torch.equal(before[name], seen[4][name]) for name in ("1.weight", "1.bias"))
-    assert not torch.equal(before["3.weight"], seen[0]["3.weight"]) and not torch.equal(before["1.weight"], seen[5]["1.weight"])
+    assert all(torch.equal(before[name], seen[4][name]) for name in (f"{body}.weight", f"{body}.bias"))
+    assert not torch.equal(before[f"{head}.weight"], seen[0][f"{head}.weight"])
+    assert not torch.equal(before[f"{body}.weight"], seen[5][f"{body}.weight"])
 
 
 def test_each_phase_adds_the_noise_that_the_ledger_states(monkeypatch):
@@ -164,7 +177,12 @@ def test_slow_steps_are_saved_between_blocks(tmp_path, monkeypatch):
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
-def test_stored_features_are_those_of_the_views():
+@pytest.fixture
+def eight_records_at_a_time(monkeypatch):
+    monkeypatch.setattr(features, "_ROWS", 32)
+
+
+def test_stored_features_are_those_of_the_views(eight_records_at_a_time):
     model, key = network(), key_from_seed(0, "test")
     method = features.method_of_head_phase(METHOD, 3)
     trunk = features.trunk_of(model, method, (1, 4, 4))
@@ -175,7 +193,7 @@ def test_stored_features_are_those_of_the_views():
     assert torch.allclose(stored, expected, atol=1e-6) and stored.shape == (24, 4, 6)
 
 
-def test_a_record_changes_its_own_features_only():
+def test_a_record_changes_its_own_features_only(eight_records_at_a_time):
     model, method = network(), features.method_of_head_phase(METHOD, 3)
 
     def stored(images):
@@ -212,14 +230,6 @@ def test_the_head_phase_takes_the_step_of_the_whole_model(monkeypatch):
 
 
 def test_a_model_that_is_not_its_head_after_a_trunk_has_no_stored_features():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(16, 6), nn.Linear(6, 3)
-
-        def forward(self, x):
-            return 2.0 * self.head(self.body(x.flatten(1)))
-
     assert features.trunk_of(Scaled(), METHOD, (1, 4, 4)) is None
     assert train(model=Scaled()).plan.steps == TOTAL  # it trains all the same
 
@@ -253,6 +263,19 @@ def test_verify_recomputes_epsilon_over_the_phases_and_notices_a_forgotten_one(t
     forged.close()
     (tmp_path / "run" / "ledger.jsonl").write_bytes(forged.without_macs())
     assert verify(tmp_path / "run") != 0
+
+
+def test_verify_notices_a_phase_that_was_charged_with_the_noise_of_another(tmp_path, capsys):
+    run = train(tmp_path / "run", noise_seed=None)
+    first, last = run.plan.phases
+    forged = Ledger()
+    forged.open({key: value for key, value in run.ledger.opening.items() if key not in ("event", "format")})
+    forged.authorise(0, first.steps, 3 * first.noise_multiplier, 1.0)
+    forged.authorise(first.steps, last.steps, last.noise_multiplier, run.plan.rate_of(last))
+    forged.close()
+    (tmp_path / "run" / "ledger.jsonl").write_bytes(forged.without_macs())
+    assert verify(tmp_path / "run") != 0
+    assert "some steps have noise multiplier and q" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
