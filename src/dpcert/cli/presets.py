@@ -58,7 +58,8 @@ def _family(family: str, configs: dict[str, Config]) -> list[str]:
     usual = Counter(phases.values()).most_common(1)[0][0]
     model = next(iter(configs.values())).model.name
     lines = [f"{family}/METHOD, {model} from public weights: {usual}."]
-    return lines + [f"  {family}/{method}: {words}." for method, words in phases.items() if words != usual]
+    others = dict.fromkeys(words for words in phases.values() if words != usual)
+    return lines + [f"  {', '.join(method for method in phases if phases[method] == words)}: {words}." for words in others]
 
 
 def _phases(config: Config) -> str:
