@@ -27,6 +27,7 @@ RANK = {
     "interrupts": 1,
     "losses": 1,
     "input_gradients": 1,
+    "scale": 2,
     "store": 2,
     "data": 3,
     "privacy": 3,
