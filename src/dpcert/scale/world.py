@@ -11,11 +11,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ..errors import DpcertError, RankError
 from .environment import RENDEZVOUS, Place, loopback_interface, place
@@ -194,9 +197,10 @@ def _opened(message: bytes) -> bytes:
 
 def _difference(other: str, first: str) -> str:
     """Return the first line that differs, if both are short."""
-    lines = zip(other.splitlines() + [""], first.splitlines() + [""], strict=False)
-    here, there = next(((a, b) for a, b in lines if a != b), ("", ""))
-    return f" ({here}, rank 0: {there})" if 0 < len(here) + len(there) and max(len(here), len(there)) <= _LONGEST_SHOWN else ""
+    pairs = zip_longest(other.splitlines(), first.splitlines(), fillvalue="")
+    here, there = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    shows = here != there and max(len(here), len(there)) <= _LONGEST_SHOWN
+    return f" ({here}, rank 0: {there})" if shows else ""
 
 
 _joined: list[World] = []
@@ -232,7 +236,7 @@ def _meet(here: Place) -> World:
         return World(dist.get_rank(), dist.get_world_size(), dist.new_group(backend=backend), here.local_rank)
     try:
         _refuse_other_size(here)
-        group = dist.PrefixStore("dpcert/group", _open_store(here))
+        group = PrefixStore("dpcert/group", _open_store(here))
         dist.init_process_group(backend, store=group, rank=here.rank, world_size=here.size, timeout=TIME_TO_ANSWER)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, DpcertError):
@@ -262,11 +266,9 @@ def _refuse_other_size(here: Place) -> None:
 def _open_store(here: Place) -> Any:
     if not _store:
         path = os.environ.get(RENDEZVOUS)
-        if path is not None:
-            store = dist.FileStore(path, here.size)
-            store.set_timeout(TIME_TO_MEET)
-        else:
-            store, _, _ = next(dist.rendezvous("env://", here.rank, here.size, timeout=TIME_TO_MEET))
+        where = "env://" if path is None else f"file://{path}"
+        store, _, _ = next(rendezvous(where, here.rank, here.size, timeout=TIME_TO_MEET))
+        store.set_timeout(TIME_TO_MEET)
         _store.append(store)
     return _store[0]
 
