@@ -1,5 +1,6 @@
 """Ranks that die or differ: the others stop, no step is charged twice or lost, and any number of ranks resumes."""
 
+import contextlib
 import json
 import os
 import random
@@ -123,36 +124,37 @@ def test_kills_at_random_moments(whole, tmp_path, evidence):
     evidence("D18", figure=f"{kills} kills of a rank: same ledger bytes, weights within 1e-6", trials=60)
 
 
-class Spy:
-    """Notes on another rank which steps were in the ledger's file when it began to compute."""
-
-    def __init__(self, ledger: Path) -> None:
-        self.ledger, self.early = ledger, []
-
-    def __call__(self, context: Any, batch: Any, number: int, rows: int) -> Any:
-        if not context.world.is_first and Ledger.load(self.ledger).steps_authorised <= number:
-            self.early.append(number)
-        return self.real(context, batch, number, rows)
-
-    real = staticmethod(step.clipped_sum)
-
-
 def charged_ahead(data: Path, out: Path, twin: bool) -> list[int]:
-    """Return the steps that this rank computed before they were charged; charging takes long on rank 0."""
-    spy, real = Spy(out / "ledger.jsonl"), Mechanism.charge
+    """Return the steps that this rank computed before they were in the ledger's file.
 
-    def slow(self: Mechanism, number: int) -> bool:
+    Twin: the ranks do not wait for each other, and rank 0 charges when rank 1 has begun to compute.
+    """
+    early: list[int] = []
+    compute, charge = step.clipped_sum, Mechanism.charge
+
+    def noted(context: Any, batch: Any, number: int, rows: int) -> Any:
+        if not context.world.is_first:
+            (out.parent / f"computes-{number}").touch()
+            early.extend([number] if Ledger.load(out / "ledger.jsonl").steps_authorised <= number else [])
+        return compute(context, batch, number, rows)
+
+    def late(self: Mechanism, number: int) -> bool:
         if join().is_first and number >= self.ledger.steps_authorised:
-            time.sleep(0.5)
-        return real(self, number) and not twin  # the twin does not wait for rank 0
+            wait_until = (out.parent / f"computes-{number}").exists if twin else lambda: True
+            time.sleep(0.2)
+            while not wait_until():
+                time.sleep(0.01)
+            if twin:
+                time.sleep(0.2)  # until rank 1 has read the file
+        return charge(self, number) and not twin
 
-    with mock.patch.object(step, "clipped_sum", spy), mock.patch.object(Mechanism, "charge", slow):
+    with mock.patch.object(step, "clipped_sum", noted), mock.patch.object(Mechanism, "charge", late):
         train(data, out)
-    return spy.early
+    return early
 
 
 def both_charges(data: Path, folder: Path) -> tuple[list[int], list[int]]:
-    return charged_ahead(data, folder / "real", False), charged_ahead(data, folder / "twin", True)
+    return charged_ahead(data, folder / "real" / "out", False), charged_ahead(data, folder / "twin" / "out", True)
 
 
 def memory_runs_out(fail: bool) -> np.ndarray:
@@ -182,7 +184,7 @@ DIFFERENCES = {
 def other_request(kind: str) -> str:
     """Train with a difference on rank 1; return the error."""
     odd = join().rank == 1
-    data, settings = trainings.DATA, dict(trainings.BASE)
+    data, settings = trainings.DATA, trainings.BASE | {"epochs": 0.5}
     x, y = data.x_train.clone(), data.y_train.clone()
     if odd and kind == "data":
         x[7, 0, 0, 0] += 0.001
@@ -198,10 +200,11 @@ def other_request(kind: str) -> str:
     )
     data = dpcert.Dataset(x, y, data.x_test, data.y_test, classes=3, size=240)
     versions = {"dpcert": "9.9"} if odd and kind == "package" else {"dpcert": "1.0"}
-    patches = [mock.patch.object(ranks, "installed_versions", return_value=versions)]
-    if odd and kind == "devices":
-        patches.append(mock.patch.object(ranks, "_devices", return_value="2 cpu"))
-    with mock.patch("dpcert.privacy.accounting.calibrate", return_value=1.1), patches[0], patches[-1]:
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch("dpcert.privacy.accounting.calibrate", return_value=1.1))
+        patches.enter_context(mock.patch.object(ranks, "installed_versions", return_value=versions))
+        if odd and kind == "devices":
+            patches.enter_context(mock.patch.object(ranks, "_devices", return_value="2 cpu"))
         try:
             dpcert.train(model, data, method, **settings)
         except DpcertError as error:
@@ -230,7 +233,7 @@ def many_checks(data: Path, folder: Path) -> dict[str, Any]:
     """What needs a group, in one group."""
     found: dict[str, Any] = {"differences": {kind: other_request(kind) for kind in ("none", *DIFFERENCES)}}
     found["charges"] = both_charges(data, folder)
-    found["again"] = finished_again(data, folder / "real")
+    found["again"] = finished_again(data, folder / "real" / "out")
     found["key"] = the_key_is_nowhere(folder)
     found["halved"] = [memory_runs_out(fail) for fail in (False, True)]
     return found
