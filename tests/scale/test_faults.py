@@ -22,7 +22,7 @@ from dpcert.rng import key_from_seed
 from dpcert.runs.training import train as train_in_directory
 from dpcert.scale.world import World, join
 from dpcert.store.runs import RunDirectory
-from dpcert.training import ranks, state, step
+from dpcert.training import loop, ranks, state, step
 from tests.faults import scene
 from tests.scale import trainings
 from tests.scale.group import Failure, Group, run_ranks
@@ -141,7 +141,7 @@ def charged_ahead(data: Path, out: Path, twin: bool) -> list[int]:
     def late(self: Mechanism, number: int) -> bool:
         if join().is_first and number >= self.ledger.steps_authorised:
             wait_until = (out.parent / f"computes-{number}").exists if twin else lambda: True
-            time.sleep(0.2)
+            time.sleep(0.5)
             while not wait_until():
                 time.sleep(0.01)
             if twin:
@@ -158,16 +158,41 @@ def both_charges(data: Path, folder: Path) -> tuple[list[int], list[int]]:
 
 
 def memory_runs_out(fail: bool) -> np.ndarray:
-    """Train; if `fail`, the parts of rank 1 do not fit in memory until they are halved."""
-    real = step._clipped_sum_of
+    """Train; if `fail`, the parts of rank 1 do not fit in memory until they are halved a few times."""
+    real, sizes = step._clipped_sum_of, []
 
     def small_only(context: Any, engine: Any, indices: Any, part: Any, number: int) -> Any:
+        sizes.append(part.size)
         if fail and context.world.rank == 1 and part.size > 8:
             raise RuntimeError("out of memory")
         return real(context, engine, indices, part, number)
 
     with mock.patch.object(step, "_clipped_sum_of", small_only):
-        return trainings.train("dp-gaussian")[1]
+        trained = trainings.train("dp-gaussian", batch_size=120, epochs=4)[1]
+    assert max(sizes) > 8
+    return trained
+
+
+def machines_differ() -> list[np.ndarray]:
+    """Train where small parts change no bit on any machine, and where they do on rank 1's."""
+    trained = []
+    for same_on_rank_1 in (True, False):
+        with mock.patch.object(loop, "small_parts_change_no_bit", lambda _, yes=same_on_rank_1: yes or join().is_first):
+            trained.append(trainings.train("dp-gaussian", batch_size=120, epochs=4)[1])
+    return trained
+
+
+def releases() -> int:
+    """Train and return how often this rank drew noise."""
+    count, real = [0], Mechanism.release
+
+    def counted(self: Mechanism, clipped: Any, number: int) -> Any:
+        count[0] += 1
+        return real(self, clipped, number)
+
+    with mock.patch.object(Mechanism, "release", counted):
+        trainings.train("dp-gaussian", epochs=1)
+    return count[0]
 
 
 DIFFERENCES = {
@@ -236,6 +261,7 @@ def many_checks(data: Path, folder: Path) -> dict[str, Any]:
     found["again"] = finished_again(data, folder / "real" / "out")
     found["key"] = the_key_is_nowhere(folder)
     found["halved"] = [memory_runs_out(fail) for fail in (False, True)]
+    found["machines"], found["releases"] = machines_differ(), releases()
     return found
 
 
@@ -278,3 +304,12 @@ def test_a_rank_with_less_memory_keeps_its_share(checked):
     for found in checked:
         plain, halved = found["halved"]
         np.testing.assert_allclose(halved, plain, rtol=0, atol=TOLERANCE)
+
+
+def test_machines_that_round_differently_split_a_batch_alike(checked):
+    for found in checked:
+        np.testing.assert_allclose(*found["machines"], rtol=0, atol=TOLERANCE)
+
+
+def test_noise_is_drawn_on_rank_0_only(checked):
+    assert [found["releases"] for found in checked] == [10, 0]
