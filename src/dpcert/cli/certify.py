@@ -72,11 +72,18 @@ def certify(
 
     Rerun the same command to resume. A larger --examples adds images; a smaller one changes nothing.
 
+    Several processes share the images:  torchrun --nproc-per-node 2 -m dpcert certify RUN
+
+    The rows do not depend on the number of processes, and another number may resume them.
+
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
     from ..certification.sweep import Request
     from ..runs.certify import CertifyRequest
     from ..runs.config import Config
+    from ..scale.world import join
+
+    join()  # before anything can fail on one rank only: the others then notice
 
     def request_for(config: Config) -> CertifyRequest:
         chosen = config.certification_sigma if sigma is None else sigma
@@ -101,10 +108,14 @@ def certify_and_print(run: LoadedRun, request: CertifyRequest) -> None:
 def certify_all_and_print(asked: Sequence[tuple[LoadedRun, CertifyRequest]]) -> None:
     """Certify runs with one progress bar and print the average certified radius of each."""
     from ..runs import certify as runs
+    from ..scale.world import join
     from ._show import progress_bar
 
+    world = join()
     with progress_bar("certify", "images") as certifying:
-        found = runs.certify_runs(asked, certifying, typer.echo)
+        found = runs.certify_runs(asked, certifying, typer.echo, world)
+    if not world.is_first:
+        return
     for (run, request), figures in zip(asked, found, strict=True):
         low, high = figures["acr_interval"]
         interval = "" if high is None else f" (95 % interval {low:.3f} to {high:.3f})"
@@ -136,10 +147,14 @@ def _what_alpha_is(figures: dict[str, Any], alpha: float, thing: str) -> str:
 def decide_and_print(run: LoadedRun, request: CertifyRequest, radius: float) -> None:
     """Decide robustness at one radius with a progress bar and print the share and the votes saved."""
     from ..runs import certify as runs
+    from ..scale.world import join
     from ._show import progress_bar
 
+    world = join()
     with progress_bar("decide", "images") as deciding:
-        figures = runs.decide(run, request, radius, deciding)
+        figures = runs.decide(run, request, radius, deciding, world)
+    if not world.is_first:
+        return
     low, high = figures["certified_accuracy_interval"]
     share = figures["votes"] / figures["votes_of_certify"]
     typer.echo(
