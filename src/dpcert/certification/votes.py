@@ -172,7 +172,11 @@ def winners(logits: Tensor) -> np.ndarray:
     classes = logits_of(logits).shape[1]
     best, chosen = logits.float().topk(2, dim=1)
     clear = best[:, 0] - best[:, 1] > TIE_TOLERANCE * logits.abs().amax(dim=1)  # False for NaN
-    votes = torch.where(clear, chosen[:, 0], classes)
+    return _counted(torch.where(clear, chosen[:, 0], classes), classes)
+
+
+def _counted(votes: Tensor, classes: int) -> np.ndarray:
+    """Count each class. The only place where votes leave their device: a few numbers for many thousand logits."""
     return torch.bincount(votes, minlength=classes + 1)[:classes].cpu().numpy()
 
 
