@@ -270,8 +270,8 @@ MUTANTS = [
     # step and state
     Mutant(
         "training/step.py",
-        "context.mechanism.sample(len(context.images), step)",
-        "context.mechanism.sample(len(context.images), 0)",
+        "context.mechanism.sample(len(context.labels), step)",
+        "context.mechanism.sample(len(context.labels), 0)",
         (f"{STEP}::test_several_steps_by_hand",),
         "the same batch in every step",
     ),
@@ -291,7 +291,7 @@ MUTANTS = [
     ),
     Mutant(
         "training/step.py",
-        "return clipped_sum(context, batch, step, rows // 2)",
+        "return _sum_of_parts(context, batch, smaller, step, rows // 2)",
         "return total",
         (f"{LOOP}::test_a_physical_batch_that_does_not_fit_is_halved",),
         "what did not fit in memory is left out",

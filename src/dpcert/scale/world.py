@@ -154,6 +154,15 @@ class World:
         self.broadcast(_DONE + made)
         return made
 
+    @contextlib.contextmanager
+    def one_at_a_time_per_machine(self) -> Iterator[None]:
+        """Run the block on the first rank of each machine, then on the others: they find what it has downloaded."""
+        if self.local_rank > 0:
+            self.wait()
+        yield
+        if self.local_rank == 0:
+            self.wait()
+
     def _lengths(self, value: bytes) -> list[int]:
         length = torch.tensor([len(value)])
         lengths = [torch.empty_like(length) for _ in range(self.size)]
