@@ -28,6 +28,7 @@ NUMBER = "a Python number"
 COUNTED = "of NumPy counts, which have left the device"
 ONCE = "once per model, before the first step or vote"
 SECRET = "the secret stream is AES on the CPU; what it draws is moved to the device explicitly"
+INDICES = "indices of the batch, which are drawn on the CPU and stay there"
 ON_CPU = "only for a model on the CPU"
 PROBE = "a fixed probe, the same on every device; moved to the device before it is used"
 
@@ -45,7 +46,9 @@ JUSTIFIED: dict[str, dict[str, str]] = {
     "privacy/noise": {"torch.from_numpy(standard_normal(bounded.value.numel(), key, step))": SECRET},
     "privacy/sampling": {"int(Fraction(sampling_probability) * 2 ** 64)": NUMBER},
     "training/step": {
-        "torch.from_numpy(context.mechanism.sample(len(context.images), step))": SECRET,
+        "torch.from_numpy(context.mechanism.sample(len(context.labels), step))": SECRET,
+        "torch.tensor([context.first_stored, context.first_stored + len(context.images)])": INDICES,
+        "torch.searchsorted(batch, stored).tolist()": INDICES,
         "int(min(size, most))": NUMBER,
         "torch.Generator()": PROBE,
         "torch.rand((large, context.method.views.count, *shape), generator=generator)": PROBE,
