@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from dpcert.privacy.mechanism import STEPS_PER_BLOCK
+
 LIMIT_SECONDS = 120.0  # for a hang, on a busy machine
 
 
@@ -20,11 +22,14 @@ def context() -> Any:
     return made
 
 
-def _rank(environment: Mapping[str, str], function: Callable[..., Any], arguments: Sequence[Any], end: Any) -> None:
+def _rank(environment: Mapping[str, str], block: int, function: Callable[..., Any], arguments: Sequence[Any], end: Any) -> None:
     import torch
+
+    from tests.faults import scene
 
     os.environ |= environment
     torch.set_num_threads(1)
+    scene.make_blocks_small(block)  # the server that ranks are forked from made them smaller, for other tests
     try:
         answer = function(*arguments)
     except BaseException as error:
@@ -60,7 +65,9 @@ class Group:
                 **per_rank.get(f"rank{rank}", {}),
             }
             mine, theirs = context().Pipe(duplex=False)
-            process = context().Process(target=_rank, args=(environment, function, arguments, theirs), daemon=True)
+            process = context().Process(
+                target=_rank, args=(environment, STEPS_PER_BLOCK, function, arguments, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             self.processes.append(process)

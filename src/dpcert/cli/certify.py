@@ -63,6 +63,7 @@ def certify(
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
+    processes: o.Processes = None,
 ) -> None:
     """Compute certified L2 radii for test images.
 
@@ -78,6 +79,8 @@ def certify(
 
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
+    if not o.joined(processes).is_first:
+        return
     from ..certification.sweep import Request
     from ..runs.certify import CertifyRequest
     from ..runs.config import Config

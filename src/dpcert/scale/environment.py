@@ -1,9 +1,11 @@
 """What torchrun (or Slurm, Kubernetes, `dpcert --processes`) tells a process about its group. Does not import torch."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import RankError
 
@@ -60,6 +62,38 @@ def _number(given: Mapping[str, str], name: str, default: int | None = None) -> 
         shown = "not set" if text is None else repr(text[:40])
         raise RankError(f"{name} is {shown}, must be a whole number; start with torchrun or --processes, or unset RANK")
     return int(text)
+
+
+def is_one_of_several() -> bool:
+    """Whether this process is one of several ranks; a wrong environment is reported when they meet."""
+    with contextlib.suppress(RankError):
+        return place().size > 1
+    return False
+
+
+def writes_output() -> bool:
+    """Whether this process writes to the terminal: rank 0, or a process alone."""
+    with contextlib.suppress(RankError):
+        return place().is_first
+    return True
+
+
+def report_through_file(meeting: Path) -> bool:
+    """Return True for the first process that calls this, and False for all others."""
+    try:
+        os.close(os.open(_report_of(meeting), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def has_reported(meeting: Path) -> bool:
+    """Whether a rank has reported an error."""
+    return _report_of(meeting).exists()
+
+
+def _report_of(meeting: Path) -> Path:
+    return meeting.with_name("reported")
 
 
 def loopback_interface() -> str | None:

@@ -24,6 +24,7 @@ from ..errors import DpcertError, RankError
 from .environment import RENDEZVOUS, Place, loopback_interface, place
 
 TIME_TO_MEET = timedelta(minutes=5)
+TIME_TO_REPORT = timedelta(seconds=10)
 TIME_TO_ANSWER = timedelta(minutes=30)  # a dead process is noticed at once; this is for a machine that hangs
 _LONGEST_SHOWN = 60  # characters of a value in a message: a digest is longer
 _DONE, _FAILED = b"+", b"-"
@@ -231,9 +232,9 @@ def join() -> World:
 
 def is_first_to_report() -> bool:
     """Return True on one rank of a group, for an error that several ranks may have; always True for a process alone."""
-    with contextlib.suppress(DpcertError, RuntimeError):
+    with contextlib.suppress(DpcertError, RuntimeError, ValueError, OSError):
         here = place()
-        return here.size == 1 or int(_open_store(here).add("dpcert/reported", 1)) == 1
+        return here.size == 1 or int(_open_store(here, TIME_TO_REPORT).add("dpcert/reported", 1)) == 1
     return True  # without a group, each can only speak for itself
 
 
@@ -272,12 +273,12 @@ def _refuse_other_size(here: Place) -> None:
             )
 
 
-def _open_store(here: Place) -> Any:
+def _open_store(here: Place, timeout: timedelta = TIME_TO_MEET) -> Any:
     if not _store:
         path = os.environ.get(RENDEZVOUS)
         where = "env://" if path is None else f"file://{path}"
-        store, _, _ = next(rendezvous(where, here.rank, here.size, timeout=TIME_TO_MEET))
-        store.set_timeout(TIME_TO_MEET)
+        store, _, _ = next(rendezvous(where, here.rank, here.size, timeout=timeout))
+        store.set_timeout(timeout)
         _store.append(store)
     return _store[0]
 

@@ -40,8 +40,7 @@ def agree_on_request(world: World, training: Training, device: torch.device) -> 
     if world.size == 1:
         return
     world.agree("package versions", _lines(installed_versions() | {"numpy": _numpy_version()}))
-    devices = torch.cuda.device_count() if device.type == "cuda" else 1
-    world.agree("devices", f"{devices} {device.type}")
+    world.agree("devices", _devices(device))
     world.agree("settings", _lines(_settings(training)))
     key = world.broadcast(secret_key() if world.is_first else None)
     world.agree("training data", data_identity(key, training.data.x_train, training.data.y_train))
@@ -80,6 +79,10 @@ def _message(training: Training, begun: Begun) -> bytes:
     facts = {"key": begun.key.hex(), "ledger": begun.ledger.as_bytes().decode(), "first": begun.first}
     facts |= {"phase": training.phase, "finished": finished, "versions": versions}
     return canonical_json(facts).encode()
+
+
+def _devices(device: torch.device) -> str:
+    return f"{torch.cuda.device_count() if device.type == 'cuda' else 1} {device.type}"
 
 
 def _settings(training: Training) -> dict[str, object]:
