@@ -257,7 +257,9 @@ def _meet(here: Place) -> World:
             "MASTER_ADDR:MASTER_PORT"
         ) from error
     atexit.register(_leave)
-    return World(here.rank, here.size, dist.group.WORLD, here.local_rank)
+    # None is the default group. A reference to it would keep its threads alive until Python itself has ended, and a thread that
+    # then releases a tensor aborts the process.
+    return World(here.rank, here.size, None, here.local_rank)
 
 
 def _refuse_other_size(here: Place) -> None:
