@@ -1,5 +1,6 @@
 """Ranks that die or differ: the others stop, no step is charged twice or lost, and any number of ranks resumes."""
 
+import contextlib
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from dpcert.rng import key_from_seed
 from dpcert.runs.training import train as train_in_directory
 from dpcert.scale.world import World, join
 from dpcert.store.runs import RunDirectory
-from dpcert.training import ranks, state, step
+from dpcert.training import loop, ranks, state, step
 from tests.faults import scene
 from tests.scale import trainings
 from tests.scale.group import Failure, Group, run_ranks
@@ -123,49 +124,75 @@ def test_kills_at_random_moments(whole, tmp_path, evidence):
     evidence("D18", figure=f"{kills} kills of a rank: same ledger bytes, weights within 1e-6", trials=60)
 
 
-class Spy:
-    """Notes on another rank which steps were in the ledger's file when it began to compute."""
-
-    def __init__(self, ledger: Path) -> None:
-        self.ledger, self.early = ledger, []
-
-    def __call__(self, context: Any, batch: Any, number: int, rows: int) -> Any:
-        if not context.world.is_first and Ledger.load(self.ledger).steps_authorised <= number:
-            self.early.append(number)
-        return self.real(context, batch, number, rows)
-
-    real = staticmethod(step.clipped_sum)
-
-
 def charged_ahead(data: Path, out: Path, twin: bool) -> list[int]:
-    """Return the steps that this rank computed before they were charged; charging takes long on rank 0."""
-    spy, real = Spy(out / "ledger.jsonl"), Mechanism.charge
+    """Return the steps that this rank computed before they were in the ledger's file.
 
-    def slow(self: Mechanism, number: int) -> bool:
+    Twin: the ranks do not wait for each other, and rank 0 charges when rank 1 has begun to compute.
+    """
+    early: list[int] = []
+    compute, charge = step.clipped_sum, Mechanism.charge
+
+    def noted(context: Any, batch: Any, number: int, rows: int) -> Any:
+        if not context.world.is_first:
+            (out.parent / f"computes-{number}").touch()
+            early.extend([number] if Ledger.load(out / "ledger.jsonl").steps_authorised <= number else [])
+        return compute(context, batch, number, rows)
+
+    def late(self: Mechanism, number: int) -> bool:
         if join().is_first and number >= self.ledger.steps_authorised:
+            wait_until = (out.parent / f"computes-{number}").exists if twin else lambda: True
             time.sleep(0.5)
-        return real(self, number) and not twin  # the twin does not wait for rank 0
+            while not wait_until():
+                time.sleep(0.01)
+            if twin:
+                time.sleep(0.2)  # until rank 1 has read the file
+        return charge(self, number) and not twin
 
-    with mock.patch.object(step, "clipped_sum", spy), mock.patch.object(Mechanism, "charge", slow):
+    with mock.patch.object(step, "clipped_sum", noted), mock.patch.object(Mechanism, "charge", late):
         train(data, out)
-    return spy.early
+    return early
 
 
 def both_charges(data: Path, folder: Path) -> tuple[list[int], list[int]]:
-    return charged_ahead(data, folder / "real", False), charged_ahead(data, folder / "twin", True)
+    return charged_ahead(data, folder / "real" / "out", False), charged_ahead(data, folder / "twin" / "out", True)
 
 
 def memory_runs_out(fail: bool) -> np.ndarray:
-    """Train; if `fail`, the parts of rank 1 do not fit in memory until they are halved."""
-    real = step._clipped_sum_of
+    """Train; if `fail`, the parts of rank 1 do not fit in memory until they are halved a few times."""
+    real, sizes = step._clipped_sum_of, []
 
     def small_only(context: Any, engine: Any, indices: Any, part: Any, number: int) -> Any:
+        sizes.append(part.size)
         if fail and context.world.rank == 1 and part.size > 8:
             raise RuntimeError("out of memory")
         return real(context, engine, indices, part, number)
 
     with mock.patch.object(step, "_clipped_sum_of", small_only):
-        return trainings.train("dp-gaussian")[1]
+        trained = trainings.train("dp-gaussian", batch_size=120, epochs=4)[1]
+    assert max(sizes) > 8
+    return trained
+
+
+def machines_differ() -> list[np.ndarray]:
+    """Train where small parts change no bit on any machine, and where they do on rank 1's."""
+    trained = []
+    for same_on_rank_1 in (True, False):
+        with mock.patch.object(loop, "small_parts_change_no_bit", lambda _, yes=same_on_rank_1: yes or join().is_first):
+            trained.append(trainings.train("dp-gaussian", batch_size=120, epochs=4)[1])
+    return trained
+
+
+def releases() -> int:
+    """Train and return how often this rank drew noise."""
+    count, real = [0], Mechanism.release
+
+    def counted(self: Mechanism, clipped: Any, number: int) -> Any:
+        count[0] += 1
+        return real(self, clipped, number)
+
+    with mock.patch.object(Mechanism, "release", counted):
+        trainings.train("dp-gaussian", epochs=1)
+    return count[0]
 
 
 DIFFERENCES = {
@@ -182,7 +209,7 @@ DIFFERENCES = {
 def other_request(kind: str) -> str:
     """Train with a difference on rank 1; return the error."""
     odd = join().rank == 1
-    data, settings = trainings.DATA, dict(trainings.BASE)
+    data, settings = trainings.DATA, trainings.BASE | {"epochs": 0.5}
     x, y = data.x_train.clone(), data.y_train.clone()
     if odd and kind == "data":
         x[7, 0, 0, 0] += 0.001
@@ -198,10 +225,11 @@ def other_request(kind: str) -> str:
     )
     data = dpcert.Dataset(x, y, data.x_test, data.y_test, classes=3, size=240)
     versions = {"dpcert": "9.9"} if odd and kind == "package" else {"dpcert": "1.0"}
-    patches = [mock.patch.object(ranks, "installed_versions", return_value=versions)]
-    if odd and kind == "devices":
-        patches.append(mock.patch.object(ranks, "_devices", return_value="2 cpu"))
-    with mock.patch("dpcert.privacy.accounting.calibrate", return_value=1.1), patches[0], patches[-1]:
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch("dpcert.privacy.accounting.calibrate", return_value=1.1))
+        patches.enter_context(mock.patch.object(ranks, "installed_versions", return_value=versions))
+        if odd and kind == "devices":
+            patches.enter_context(mock.patch.object(ranks, "_devices", return_value="2 cpu"))
         try:
             dpcert.train(model, data, method, **settings)
         except DpcertError as error:
@@ -230,9 +258,10 @@ def many_checks(data: Path, folder: Path) -> dict[str, Any]:
     """What needs a group, in one group."""
     found: dict[str, Any] = {"differences": {kind: other_request(kind) for kind in ("none", *DIFFERENCES)}}
     found["charges"] = both_charges(data, folder)
-    found["again"] = finished_again(data, folder / "real")
+    found["again"] = finished_again(data, folder / "real" / "out")
     found["key"] = the_key_is_nowhere(folder)
     found["halved"] = [memory_runs_out(fail) for fail in (False, True)]
+    found["machines"], found["releases"] = machines_differ(), releases()
     return found
 
 
@@ -275,3 +304,12 @@ def test_a_rank_with_less_memory_keeps_its_share(checked):
     for found in checked:
         plain, halved = found["halved"]
         np.testing.assert_allclose(halved, plain, rtol=0, atol=TOLERANCE)
+
+
+def test_machines_that_round_differently_split_a_batch_alike(checked):
+    for found in checked:
+        np.testing.assert_allclose(*found["machines"], rtol=0, atol=TOLERANCE)
+
+
+def test_noise_is_drawn_on_rank_0_only(checked):
+    assert [found["releases"] for found in checked] == [10, 0]

@@ -46,7 +46,7 @@ def test_the_evidence(alone, on_ranks, evidence):
     assert worst <= TOLERANCE < twins
     evidence(
         "D18",
-        figure=f"1, 2 and 4 ranks: same ledger bytes, weights within {worst:.0e}",
+        figure=f"1, 2 and 4 ranks: same ledger bytes, largest difference of a weight {worst:.0e}",
         trials=2 * len(trainings.CASES),
         twin=f"noise, normalization or sampling per rank: at least {twins:.0e} off",
     )

@@ -46,11 +46,11 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def train(case: str) -> tuple[bytes, np.ndarray]:
+def train(case: str, **more: Any) -> tuple[bytes, np.ndarray]:
     """Return the ledger and the weights."""
     method, changes = CASES[case]
     with mock.patch("dpcert.privacy.accounting.calibrate", return_value=1.1):  # takes seconds, and is not what is tested
-        run = dpcert.train(network(), DATA, method, **(BASE | changes))
+        run = dpcert.train(network(), DATA, method, **(BASE | changes | more))
     return run.ledger.as_bytes(), weights(run.model).numpy()
 
 

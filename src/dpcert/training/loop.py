@@ -128,7 +128,8 @@ def fit(
         torch.set_num_threads(settings.train.threads)
     model.to(device)
     check_views(method.views, model, data.input_shape)
-    for remark in method.remarks:
+    progress = progress if world.is_first else silent
+    for remark in method.remarks if world.is_first else ():
         warnings.warn(remark, DpcertWarning, stacklevel=2)
     phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method))
     training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data))
