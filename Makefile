@@ -73,6 +73,8 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.shards
+	$(BIN)/python -m benchmarks.ranks
 
 lock: $(STAMP)   ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -v '^dpcert' > constraints.txt

@@ -10,12 +10,15 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import typer
 
 from ..errors import DpcertError, DpcertWarning
+from ..scale.environment import RENDEZVOUS, is_one_of_several, report_through_file, writes_output
+from ..scale.launch import stop_with_launcher
 from . import (
+    _options,
     account,
     analyze,
     attack,
@@ -76,18 +79,20 @@ def _root(context: typer.Context, version: bool = typer.Option(False, "--version
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. Exit codes: 0 success, 2 invalid request (one line on stderr), 130 interrupted with the state saved."""
     warnings.showwarning = _warn
-    with _terminating_cleanly():
-        _run(arguments)
+    _options.typed[:] = sys.argv[1:] if arguments is None else arguments
+    stop_with_launcher()
+    with _terminating_cleanly(), _quiet_unless_first():
+        _run(_options.typed)
 
 
-def _run(arguments: list[str] | None) -> None:
+def _run(arguments: list[str]) -> None:
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this code and prints nothing
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
-        _fail(error.format_message() + _given(error, sys.argv[1:] if arguments is None else arguments))
+        _fail(error.format_message() + _given(error, arguments))
     except DpcertError as error:
         _fail(str(error))
     except OSError as error:
@@ -95,10 +100,43 @@ def _run(arguments: list[str] | None) -> None:
             f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its permissions and the free space"
         )
     except (KeyboardInterrupt, typer.Abort) as error:
-        again = _as_typed(sys.argv[1:] if arguments is None else arguments)
-        typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
-        sys.stdout.flush()
-        os._exit(INTERRUPTED)  # do not wait: worker threads of numerical libraries may still be busy
+        if writes_output():  # the ranks of a group stop together
+            again = _as_typed(arguments)
+            typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
+        _exit_now(INTERRUPTED)  # do not wait: worker threads of numerical libraries may still be busy
+    except Exception:
+        if _is_first_to_report():
+            raise
+        _exit_now(1)
+
+
+@contextlib.contextmanager
+def _quiet_unless_first() -> Iterator[None]:
+    """Let rank 0 alone write output and warnings: the others would repeat them. Errors are written by one rank, any of them."""
+    if writes_output():
+        yield
+        return
+    warnings.showwarning = lambda *_, **__: None
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def _is_first_to_report() -> bool:
+    """Whether to print an error: of several ranks that fail together, one does."""
+    if not is_one_of_several():
+        return True
+    meeting = os.environ.get(RENDEZVOUS)
+    if meeting is not None:
+        return report_through_file(Path(meeting))
+    from ..scale.world import is_first_to_report
+
+    return is_first_to_report()
+
+
+def _exit_now(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
@@ -153,6 +191,9 @@ def _warn(
     typer.echo(f"warning: {message}" if ours else f"{filename}:{lineno}: {category.__name__}: {message}", err=True)
 
 
-def _fail(message: str) -> None:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+def _fail(message: str) -> NoReturn:
+    if _is_first_to_report():
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
+    if is_one_of_several():
+        _exit_now(2)  # do not wait for ranks that may be gone
     sys.exit(2)
