@@ -73,6 +73,7 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.shards
 	$(BIN)/python -m benchmarks.ranks
 
 lock: $(STAMP)   ## write constraints.txt from what is installed

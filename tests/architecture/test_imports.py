@@ -70,6 +70,7 @@ JOINTS = {
     "gradients/choose",  # both engines
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
+    "scale/shards",  # items of work for the ranks of a world
     "data/registry",  # names to readers
     "models/architectures",  # names to networks
     "models/weights",  # weights into any of the networks
