@@ -719,8 +719,8 @@ MUTANTS = [
     ),
     Mutant(
         "scale/launch.py",
-        "    if INTERRUPTED in codes:\n",
-        "    if False:\n",
+        "        return INTERRUPTED\n",
+        "        return 1\n",
         ("tests/scale/test_processes.py::test_the_exit_code_of_all_ranks",),
         "a run that was stopped and saved looks like one that failed",
     ),
