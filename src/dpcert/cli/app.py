@@ -15,6 +15,8 @@ from typing import Any, TextIO
 import typer
 
 from ..errors import DpcertError, DpcertWarning
+from ..scale.child import die_with_parent
+from ..scale.tasks import INTERRUPTED, OutcomeFile
 from . import (
     account,
     analyze,
@@ -35,7 +37,6 @@ from . import (
 )
 from ._options import show_help_without_command
 
-INTERRUPTED = 130
 app = typer.Typer(
     name="dpcert",
     help="Train image classifiers that are provably private and provably robust, and check both claims.\n\n"
@@ -76,29 +77,33 @@ def _root(context: typer.Context, version: bool = typer.Option(False, "--version
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. Exit codes: 0 success, 2 invalid request (one line on stderr), 130 interrupted with the state saved."""
     warnings.showwarning = _warn
+    die_with_parent()
     with _terminating_cleanly():
-        _run(arguments)
+        _run(arguments, OutcomeFile.claim())
 
 
-def _run(arguments: list[str] | None) -> None:
+def _run(arguments: list[str] | None, outcome: OutcomeFile) -> None:
+    """Run one command and print every error as one line; the parent process, if it asked for it, gets the error's class too."""
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this code and prints nothing
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
-        _fail(error.format_message() + _given(error, sys.argv[1:] if arguments is None else arguments))
+        _fail(error.format_message() + _given(error, sys.argv[1:] if arguments is None else arguments), error, outcome)
     except DpcertError as error:
-        _fail(str(error))
+        _fail(str(error), error, outcome)
     except OSError as error:
-        _fail(
-            f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its permissions and the free space"
-        )
+        where, why = error.filename or "input/output", error.strerror or error
+        _fail(f"{where}: {why}; check the path, its permissions and the free space", error, outcome)
     except (KeyboardInterrupt, typer.Abort) as error:
         again = _as_typed(sys.argv[1:] if arguments is None else arguments)
         typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # do not wait: worker threads of numerical libraries may still be busy
+    except Exception as error:  # a bug: it keeps its traceback
+        outcome.record(type(error).__name__, f"{type(error).__name__}: {error}")
+        raise
 
 
 @contextlib.contextmanager
@@ -153,6 +158,8 @@ def _warn(
     typer.echo(f"warning: {message}" if ours else f"{filename}:{lineno}: {category.__name__}: {message}", err=True)
 
 
-def _fail(message: str) -> None:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+def _fail(message: str, error: Exception, outcome: OutcomeFile) -> None:
+    line = " ".join(message.split())
+    outcome.record(type(error).__name__, line)
+    typer.echo(f"error: {line}", err=True)
     sys.exit(2)

@@ -1,0 +1,1 @@
+"""More than one process: executors that run tasks on this machine or on a Ray cluster."""
