@@ -26,6 +26,7 @@ LOG = "ray.log"
 BRIDGE = "dpcert.scale.ray_bridge"
 _SECONDS_TO_CONNECT = 120.0
 _SECONDS_TO_END = 15.0
+_SECONDS_BEFORE_RETRY = 1.0  # doubled each time, so that Ray has noticed the loss of the node
 _SECONDS_WITHOUT_NODE = 60.0  # a node that died may come back
 _RESUME = "what is done is saved: rerun the same command to resume"
 _PASSED_ON = ("DPCERT_DATA",)
@@ -146,7 +147,7 @@ class RayExecutor:
             raise cannot_write(path, error) from error
         assert self._bridge.stdout is not None
         threading.Thread(target=_read, args=(self._bridge.stdout, self._messages), daemon=True).start()
-        self._send({"address": self._address, "cpus": self._cores})
+        self._send({"address": self._address, "cpus": self._cores, "retry_seconds": _SECONDS_BEFORE_RETRY})
 
     def _wait_for_ready(self) -> None:
         try:

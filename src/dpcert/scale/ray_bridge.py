@@ -18,7 +18,6 @@ from .ray_worker import run_task
 from .tasks import INTERRUPTED, WORKER_LOST
 
 RETRIES = 3  # of a task whose worker or node died
-_SECONDS_BEFORE_RETRY = 1.0  # doubled each time, so that Ray has noticed the loss of the node
 _POLL_SECONDS = 0.2
 _SECONDS_BETWEEN_NODES = 1.0
 _SECONDS_TO_ANSWER = 10.0
@@ -63,7 +62,7 @@ def _kind_of(address: str) -> str:
             code = error.code()
             if code == grpc.StatusCode.UNIMPLEMENTED:
                 return "client"
-            raise ConnectError(f"no Ray at {address} ({code.name.lower().replace('_', ' ')})") from error
+            raise ConnectError(f"no Ray answers at {address} ({code.name.lower().replace('_', ' ')})") from error
     return "cluster"
 
 
@@ -84,8 +83,8 @@ class _Submitted:
 class Bridge:
     """Submits the tasks that arrive, retries those whose worker died, and reports outcomes and nodes."""
 
-    def __init__(self, commands: "queue.SimpleQueue[dict[str, Any] | None]", out: IO[str]) -> None:
-        self._commands, self._out = commands, out
+    def __init__(self, commands: "queue.SimpleQueue[dict[str, Any] | None]", out: IO[str], retry_seconds: float) -> None:
+        self._commands, self._out, self._retry_seconds = commands, out, retry_seconds
         self._tasks: list[_Submitted] = []
         self._stopping = False
         self._nodes_due = 0.0
@@ -175,7 +174,7 @@ class Bridge:
             self._finish(task, {"code": 1, "error": WORKER_LOST, "reason": f"{reason}, and so did {RETRIES} retries"})
         else:
             self._say({"event": f"lost: {name}: {reason}; retry {task.losses} of {RETRIES} resumes it"})
-            task.reference, task.due = None, time.monotonic() + _SECONDS_BEFORE_RETRY * 2 ** (task.losses - 1)
+            task.reference, task.due = None, time.monotonic() + self._retry_seconds * 2 ** (task.losses - 1)
 
     def _finish(self, task: _Submitted, answer: dict[str, Any]) -> None:
         self._tasks.remove(task)
@@ -231,7 +230,7 @@ def main() -> None:
         sys.exit(2)
     commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_read_commands, args=(commands, sys.stdin), daemon=True).start()
-    bridge = Bridge(commands, out)
+    bridge = Bridge(commands, out, first["retry_seconds"])
     out.write(json.dumps({"ready": True}) + "\n")
     out.flush()
     bridge.run()
