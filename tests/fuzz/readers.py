@@ -28,6 +28,7 @@ from dpcert.runs import config as configs
 from dpcert.runs import presets
 from dpcert.runs.predict import read_images
 from dpcert.runs.resolve import resolve
+from dpcert.scale.tasks import read_record
 from dpcert.store.durable import canonical_json, readable_json, sha256_hex
 from dpcert.store.metrics import read_metrics
 from dpcert.store.records import AttackRow, CertificateRow, CurveRow, RobustRow, SampleRow, header, read_rows, text_of
@@ -393,6 +394,7 @@ READERS: dict[str, Reader] = {
     "checkpoint, header edited": Reader(_checkpoint_seeds, _read_checkpoint, _header_edited),
     "rows": Reader(_row_seeds, _file("rows.tsv", _read_table), share=2),
     "rows, checksum right": Reader(_row_seeds, _file("rows.tsv", _read_table), _rechecked_rows, share=2),
+    "outcome": Reader(lambda folder: [b'{"error": "RunError", "reason": "no space"}'], _file("outcome", read_record)),
     "sidecar": Reader(_sidecar_seeds, _file("certificates-sigma0.50.json", _read_sidecar)),
     "sidecar, checksum right": Reader(
         _sidecar_seeds,
