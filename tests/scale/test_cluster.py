@@ -6,12 +6,11 @@
 import os
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-pytest.importorskip("ray", reason="Ray is not installed: make test-cluster installs it and runs this test")
 
 from dpcert.errors import RunError
 from dpcert.paper.estimate import Estimator
@@ -22,7 +21,8 @@ from dpcert.scale.executors import LocalProcesses
 from dpcert.scale.ray import RayExecutor
 from dpcert.scale.tasks import Resources, Task
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NO_RAY = "Ray is not installed: make test-cluster installs it and runs this test"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.skipif(find_spec("ray") is None, reason=NO_RAY)]
 # Small, and with noise of a known seed, so that two trainings are equal byte for byte.
 CHANGE = (("train.epochs", 0.1), ("privacy.noise_seed", 7))
 CELLS = [Cell("mnist", method, change=CHANGE) for method in ("dpsgd", "dp-gaussian", "psac")]

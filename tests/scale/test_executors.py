@@ -262,6 +262,21 @@ def test_the_lines_of_ray_are_in_a_log_and_not_on_the_terminal(tmp_path, fake_ra
     assert capfd.readouterr() == ("", "")
 
 
+def test_tasks_find_the_data_of_the_driver_and_otherwise_that_of_their_node(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPCERT_DATA", "data")
+    assert rays._environment_of_tasks() == {"DPCERT_DATA": str(tmp_path / "data")}
+    monkeypatch.delenv("DPCERT_DATA")
+    assert rays._environment_of_tasks() == {}
+
+
+def test_files_of_the_working_directory_are_not_imported(tmp_path, fake_ray, monkeypatch):
+    (tmp_path / "ray.py").write_text("raise SystemExit('wrong ray')")
+    monkeypatch.chdir(tmp_path)
+    with RayExecutor(None, tmp_path / "logs", None, print, 2) as executor:
+        assert finished(executor.submit(task(tmp_path, "--version"))).code == 0
+
+
 def test_a_relative_log_is_refused(tmp_path, fake_ray):
     with RayExecutor(None, tmp_path, None, print, 2) as executor, pytest.raises(ConfigError, match="must be an absolute path"):
         executor.submit(Task("a task", ("--version",), Path("a.log")))

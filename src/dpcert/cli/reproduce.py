@@ -63,8 +63,9 @@ def reproduce(
 
     On cifar10 the packaged backbone is fine-tuned. It is not the paper's CrossViT-Tiny, so those figures are for other models.
 
-    Rerun the same command to resume, on the same machines or on others. With --on ray, a task whose node dies is resumed on
-    another node. A task is one training, or one certification, analysis or attack of a run.
+    A task is one training, certification, analysis or attack of a run. Rerun the same command to resume, here or elsewhere.
+
+    With --on ray, a task whose node dies resumes on another node, at most three times.
 
     Example:  dpcert reproduce table1 --dataset mnist --jobs 2
 

@@ -29,7 +29,7 @@ _SECONDS_TO_END = 15.0
 _SECONDS_BEFORE_RETRY = 1.0  # doubled each time, so that Ray has noticed the loss of the node
 _SECONDS_WITHOUT_NODE = 60.0  # a node that died may come back
 _RESUME = "what is done is saved: rerun the same command to resume"
-_PASSED_ON = ("DPCERT_DATA",)
+_FOLDER_OF_DATA = "DPCERT_DATA"
 
 
 class RayTask:
@@ -99,10 +99,9 @@ class RayExecutor:
             raise ConfigError(f"the log {task.log} of {task.name} is relative, must be an absolute path that all nodes see")
         self._submitted += 1
         self._open.add(self._submitted)
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         request = {
             "task": task.as_json(),
-            "environment": environment,
+            "environment": _environment_of_tasks(),
             "identity": self._identity,
             "folder": str(self._folder),
             "session": self._session,
@@ -134,11 +133,12 @@ class RayExecutor:
         try:
             with os.fdopen(open_without_links(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
                 self._bridge = subprocess.Popen(
-                    [sys.executable, "-m", BRIDGE],
+                    [sys.executable, "-P", "-m", BRIDGE],  # no file of the working directory is mistaken for Ray
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
                     env={**os.environ, **offline},
+                    cwd=self._folder,  # Ray lets workers import from here: nothing to import
                     start_new_session=True,
                     text=True,
                     encoding="utf-8",
@@ -204,6 +204,12 @@ def _count_that_fit(node: tuple[float, float], resources: Resources) -> int:
     by_gpu = int(gpus // resources.gpus) if resources.gpus else None
     by_cpu = int(cpus // resources.cpus)
     return by_cpu if by_gpu is None else min(by_cpu, by_gpu)
+
+
+def _environment_of_tasks() -> dict[str, str]:
+    """What tasks take over from the driver: where the data sets are. Without it, each node uses its own folder."""
+    given = os.environ.get(_FOLDER_OF_DATA)
+    return {} if not given else {_FOLDER_OF_DATA: str(Path(given).absolute())}
 
 
 def _read(lines: IO[str], messages: "queue.SimpleQueue[dict[str, Any] | None]") -> None:

@@ -15,7 +15,6 @@ from .session import why_not_shared, why_other_code
 from .tasks import SECONDS_TO_SAVE, Task
 
 _POLL_SECONDS = 0.2
-_FROM_THE_DRIVER = "DPCERT_"
 
 
 def run_task(request: dict[str, Any]) -> dict[str, Any]:
@@ -24,8 +23,8 @@ def run_task(request: dict[str, Any]) -> dict[str, Any]:
     refused = why_other_code(request["identity"], node) or why_not_shared(Path(request["folder"]), request["session"], node)
     if refused is not None:
         return {"refused": refused}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_FROM_THE_DRIVER)}
-    child = Child(Task.from_json(request["task"]), {**environment, **request["environment"]}, dies_with_parent=True)
+    environment = {**os.environ, **request["environment"]}
+    child = Child(Task.from_json(request["task"]), environment, dies_with_parent=True)
     try:
         while (ended := child.outcome()) is None:
             time.sleep(_POLL_SECONDS)
