@@ -49,8 +49,10 @@ def loopback():
 def cluster(loopback):
     from ray.cluster_utils import Cluster
 
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a script that starts Ray in the background
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **SMALL})
     made.others = [made.add_node(num_cpus=1, **SMALL) for _ in range(2)]
+    signal.signal(signal.SIGINT, before)
     yield made
     made.shutdown()
 
@@ -204,8 +206,39 @@ def test_stop_saves_and_an_impossible_task_gets_one_line(cluster, tmp_path):
     assert children() == [] and not (tmp_path / "logs" / "b.log").exists()
 
 
-def test_the_client_server_and_this_machine_work_too(loopback, tmp_path):
-    """`ray` alone starts Ray here; the address of a Ray Client server is told apart from that of a cluster."""
+def listening() -> set[str]:
+    """The local addresses, in hex, at which processes of Ray listen."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+        sockets |= {f"socket:[{row[9]}]": row[1].partition(":")[0] for row in rows if row[3] == "0A"}
+    found = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            name = str(descriptor.readlink())
+            if name in sockets and b"ray" in Path(*descriptor.parts[:3], "cmdline").read_bytes():
+                found.add(sockets[name])
+        except OSError:
+            continue
+    return found
+
+
+def test_ray_on_this_machine_listens_to_this_machine_only(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with RayExecutor(None, tmp_path / "logs", None, print, 1) as executor:
+        pending = executor.submit(
+            Task("a task", ("train", "mnist/dpsgd", "--out", str(tmp_path / "run")), tmp_path / "logs" / "a.log")
+        )
+        wait_for((tmp_path / "run" / "ledger.jsonl").exists)
+        found = listening()
+        executor.stop()
+        assert pending.outcome().code == 130
+    assert found and all(address.endswith("0100007F") for address in found), found
+
+
+def test_the_client_server_works_too(loopback, tmp_path):
+    """The address of a Ray Client server is told apart from that of a cluster."""
     import socket
 
     from ray.cluster_utils import Cluster
@@ -218,10 +251,9 @@ def test_the_client_server_and_this_machine_work_too(loopback, tmp_path):
         head_node_args={"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port, **SMALL},
     )
     try:
-        for address in (f"127.0.0.1:{port}", None):
-            with RayExecutor(address, tmp_path, None, print, 1) as executor:
-                pending = executor.submit(Task("a task", ("--version",), tmp_path / "a.log"))
-                wait_for(lambda pending=pending: pending.outcome() is not None)
-                assert pending.outcome().code == 0
+        with RayExecutor(f"127.0.0.1:{port}", tmp_path, None, print, 1) as executor:
+            pending = executor.submit(Task("a task", ("--version",), tmp_path / "a.log"))
+            wait_for(lambda: pending.outcome() is not None)
+            assert pending.outcome().code == 0
     finally:
         made.shutdown()

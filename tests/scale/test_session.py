@@ -1,6 +1,8 @@
 """A session on other nodes: the same code, and a folder whose files and locks all nodes share."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -86,6 +88,25 @@ def test_a_changed_source_file_is_other_code(tmp_path, monkeypatch):
     (package / "more.py").write_text("")
     seen.add(code_identity()["source files of dpcert"])
     assert len(seen) == 3
+
+
+def test_a_worker_of_a_cluster_that_ignores_interrupts_can_be_cancelled():
+    """A shell script that starts Ray with & lets its processes ignore SIGINT; Ray cancels a task with that signal."""
+    code = """
+import _thread, signal, sys, time
+from dpcert.scale import ray_worker
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+if sys.argv[1] == "accept":
+    ray_worker._accept_interrupts()
+try:
+    _thread.interrupt_main()
+    time.sleep(0.2)
+except KeyboardInterrupt:
+    print("cancelled")
+"""
+    for how, printed in (("accept", "cancelled\n"), ("ignore", "")):
+        done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, check=True)
+        assert done.stdout == printed
 
 
 def test_a_refused_node_starts_no_process(tmp_path, monkeypatch):

@@ -28,6 +28,8 @@ _SECONDS_TO_CONNECT = 120.0
 _SECONDS_TO_END = 15.0
 _SECONDS_BEFORE_RETRY = 1.0  # doubled each time, so that Ray has noticed the loss of the node
 _SECONDS_WITHOUT_NODE = 60.0  # a node that died may come back
+# Ray started here listens on 127.0.0.1 only; by default it listens on all network devices.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _RESUME = "what is done is saved: rerun the same command to resume"
 _FOLDER_OF_DATA = "DPCERT_DATA"
 
@@ -129,7 +131,7 @@ class RayExecutor:
 
     def _start_bridge(self) -> None:
         path = self._folder / LOG
-        offline = {"RAY_USAGE_STATS_ENABLED": "0"}
+        offline = {"RAY_USAGE_STATS_ENABLED": "0", **(_LOOPBACK if self._address is None else {})}
         try:
             with os.fdopen(open_without_links(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
                 self._bridge = subprocess.Popen(

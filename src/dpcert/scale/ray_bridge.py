@@ -29,19 +29,12 @@ class ConnectError(Exception):
 
 
 def connect(address: str | None, cpus: int) -> None:
-    """Join the cluster at `address`, or start Ray on this machine, reachable from this machine only."""
+    """Join the cluster at `address`, or start Ray on this machine (`RayExecutor` keeps it on the loopback device)."""
     import ray
 
     quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": True}
     if address is None:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=_BYTES_OF_OBJECTS,
-            _node_ip_address="127.0.0.1",
-            **quiet,
-        )
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=_BYTES_OF_OBJECTS, **quiet)
         return
     kind = _kind_of(address)
     try:

@@ -5,7 +5,9 @@ the run directories.
 """
 
 import os
+import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ def run_task(request: dict[str, Any]) -> dict[str, Any]:
     if refused is not None:
         return {"refused": refused}
     environment = {**os.environ, **request["environment"]}
+    _accept_interrupts()
     child = Child(Task.from_json(request["task"]), environment, dies_with_parent=True)
     try:
         while (ended := child.outcome()) is None:
@@ -32,3 +35,9 @@ def run_task(request: dict[str, Any]) -> dict[str, Any]:
         child.ask_to_stop()
         ended = child.wait_or_kill(time.monotonic() + SECONDS_TO_SAVE)
     return {"code": ended.code, "error": ended.error, "reason": ended.reason, "seconds": ended.seconds}
+
+
+def _accept_interrupts() -> None:
+    """Let Ray cancel the task. A cluster that a script started in the background ignores SIGINT, and so do its workers."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
