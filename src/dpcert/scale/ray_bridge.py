@@ -148,7 +148,8 @@ class Bridge:
         ) as error:
             self._lost(task, error)
         except lost.RayError as error:  # e.g. a node without dpcert
-            self._say({"refused": f"a node cannot run {task.request['task']['name']}: {_cause(error)}"})
+            name, remedy = task.request["task"]["name"], "install the same dpcert on every node"
+            self._say({"refused": f"a node cannot run {name}: {_cause(error)}; {remedy}, and see its Ray logs"})
             self._finish(task, {"code": 1, "error": type(error).__name__, "reason": _cause(error)})
         else:
             if "refused" in answer:
