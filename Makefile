@@ -52,7 +52,7 @@ $(RAY_STAMP): $(STAMP)
 	touch $(RAY_STAMP)
 
 test-cluster: $(RAY_STAMP) ## the tests of the executors, with a Ray cluster of three nodes on this machine; installs Ray (240 MB)
-	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/scale
+	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_cluster.py tests/scale/test_executors.py tests/scale/test_session.py tests/scale/test_tasks.py
 
 test-all: $(STAMP) ## also the slow statistical and fault tests and the mutants; then writes docs/guarantees.md
 	rm -f build/evidence.jsonl
@@ -81,6 +81,8 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.shards
+	$(BIN)/python -m benchmarks.ranks
 
 lock: $(RAY_STAMP) ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -v '^dpcert' > constraints.txt

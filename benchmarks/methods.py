@@ -13,11 +13,13 @@ from dpcert.methods import METHODS
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import Mechanism, make_plan, opening_facts
 from dpcert.rng import key_from_seed
+from dpcert.scale.world import ALONE, World
 from dpcert.training.step import StepContext, private_step, small_parts_change_no_bit
 from dpcert.workers import worker_count
 
 
-def step_of(name: str) -> Callable[[], None]:
+def step_of(name: str, world: World = ALONE) -> Callable[[], None]:
+    """One step of a method, on all ranks of `world`."""
     data, method = dpcert.load_dataset("mnist"), dpcert.method(name)
     model = dpcert.build_model("cnn", seed=0)
     plan = make_plan(
@@ -43,7 +45,9 @@ def step_of(name: str) -> Callable[[], None]:
     context = StepContext(
         model, data.x_train, data.y_train, method, clip, engines, Mechanism(plan, key, ledger), optimizer, 480
     )
-    context = replace(context, small_parts=small_parts_change_no_bit(context))  # as training does
+    context = replace(context, world=world, workers=world.total(len(engines)))
+    differs = world.any(not small_parts_change_no_bit(context))
+    context = replace(context, small_parts=not differs)  # as training does
     steps = iter(range(2000, plan.steps))  # after the warm-up of the attack radius
     return lambda: private_step(context, next(steps))
 

@@ -33,6 +33,7 @@ PROMISES = {
     "D15": "mutants over all of the sources are killed by named tests",
     "D16": "public inputs: weights and their data are named; weights trained on the private images are refused",
     "D17": "phases: one ledger composes all phases to the stated epsilon",
+    "D18": "ranks: any number of them gives the same ledger and weights; a killed rank loses and double-charges nothing",
     "D19": "engines on pretrained models: isolation, sensitivity and equality with the reference",
     "D21": "mixing models: refused, and past the check one record still moves the sum by at most C",
     "D22": "warm starts: weights that have seen the records never get a finite epsilon that ignores it",

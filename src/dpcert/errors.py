@@ -45,5 +45,9 @@ class VerifyError(DpcertError):
     """A run or bundle whose files contradict each other or its claims."""
 
 
+class RankError(DpcertError):
+    """A rank that differs from the others, has ended, or cannot be reached."""
+
+
 class DpcertWarning(UserWarning):
     """A request that is allowed but probably unintended; the command line prints it as ``warning: ...`` and continues."""

@@ -76,9 +76,11 @@ def bulk_normal(
     """Return standard normal float32 numbers, fast, for views and certification (not for the DP noise)."""
     if device.type == "cpu":
         return torch.from_numpy(_generator(key, purpose, step, part).standard_normal(shape, dtype=np.float32))
-    on_device = torch.Generator(device=device)
-    on_device.manual_seed(int.from_bytes(stream_bytes(key, purpose, 8, step, part), "big", signed=True))
-    return torch.randn(shape, generator=on_device, device=device)
+    return _drawn_on(device, int.from_bytes(stream_bytes(key, purpose, 8, step, part), "big", signed=True), shape)
+
+
+def _drawn_on(device: torch.device, seed: int, shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator(device=device).manual_seed(seed), device=device)
 
 
 POSITIONS_PER_BLOCK = 8

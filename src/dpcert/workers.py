@@ -2,7 +2,7 @@
 
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
@@ -24,10 +24,23 @@ def parallel_map(tools: Sequence[Tool], work: Callable[[Tool, Item], Result], it
     if len(tools) == 1:
         yield from (work(tools[0], item) for item in items)
         return
+    submit = in_background(tools, work)
+    futures = [submit(item) for item in items]
+    try:
+        for future in futures:
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def in_background(tools: Sequence[Tool], work: Callable[[Tool, Item], Result]) -> Callable[[Item], Future[Result]]:
+    """Return a function that starts ``work(tool, item)`` in a worker thread as soon as one of the tools is free."""
     free: queue.SimpleQueue[Tool] = queue.SimpleQueue()
     for tool in tools:
         free.put(tool)
     inference = torch.is_inference_mode_enabled()
+    pool = _pool(len(tools), max(1, torch.get_num_threads() // len(tools)))
 
     def job(item: Item) -> Result:
         tool = free.get()
@@ -37,13 +50,7 @@ def parallel_map(tools: Sequence[Tool], work: Callable[[Tool, Item], Result], it
         finally:
             free.put(tool)
 
-    futures = [_pool(len(tools), max(1, torch.get_num_threads() // len(tools))).submit(job, item) for item in items]
-    try:
-        for future in futures:
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+    return lambda item: pool.submit(job, item)
 
 
 @cache

@@ -70,6 +70,7 @@ JOINTS = {
     "gradients/choose",  # both engines
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
+    "scale/shards",  # items of work for the ranks of a world
     "data/registry",  # names to readers
     "models/architectures",  # names to networks
     "models/weights",  # weights into any of the networks
@@ -86,6 +87,7 @@ JOINTS = {
     "scale/ray_worker",  # the same on a node, after its checks
     "scale/ray_bridge",  # submits that to Ray
     "scale/placement",  # names to executors
+    "training/ranks",  # how other ranks follow what rank 0 has begun: its lifecycle and state
     "training/audit",  # trains with the loop
 }
 JOINED_FOLDERS = {

@@ -17,6 +17,8 @@ LOSSES, SMOOTHADV = "tests/test_losses.py", "tests/views/test_smoothadv.py"
 BOUNDS, SMOOTH = "tests/certification/test_bounds.py", "tests/certification/test_smooth.py"
 HEADS = "tests/certification/test_heads.py"
 PHASES = "tests/training/test_phases.py"
+WORLD, RANKS, RANK_FAULTS = "tests/scale/test_world.py", "tests/scale/test_ranks.py", "tests/scale/test_faults.py"
+ALIKE = f"{RANKS}::test_the_number_of_ranks_changes_neither_ledger_nor_weights"
 SWEEP, SEQUENCE = "tests/certification/test_sweep.py", "tests/statistical/test_sequence.py"
 ONE_POINT = f"{ACCOUNTING}::test_between_the_optimistic_and_the_pessimistic_bound[0.7-0.01-100-1e-05]"
 
@@ -270,8 +272,8 @@ MUTANTS = [
     # step and state
     Mutant(
         "training/step.py",
-        "context.mechanism.sample(len(context.images), step)",
-        "context.mechanism.sample(len(context.images), 0)",
+        "context.mechanism.sample(len(context.labels), step)",
+        "context.mechanism.sample(len(context.labels), 0)",
         (f"{STEP}::test_several_steps_by_hand",),
         "the same batch in every step",
     ),
@@ -291,7 +293,7 @@ MUTANTS = [
     ),
     Mutant(
         "training/step.py",
-        "return clipped_sum(context, batch, step, rows // 2)",
+        "return _sum_of_parts(context, batch, smaller, step, rows // 2)",
         "return total",
         (f"{LOOP}::test_a_physical_batch_that_does_not_fit_is_halved",),
         "what did not fit in memory is left out",
@@ -637,4 +639,89 @@ MUTANTS = [
         "a run resumed from other weights than its ledger names",
     ),
     *WIDER,
+    # ranks
+    Mutant(
+        "training/step.py",
+        "clipped = context.world.sum(share)",
+        "clipped = share",
+        (f"{ALIKE}[dp-gaussian]",),
+        "the shares of the other ranks are lost",
+    ),
+    Mutant(
+        "training/step.py",
+        "own += [part] if rank == context.world.rank else []",
+        "own += [part]",
+        (f"{ALIKE}[dp-gaussian]",),
+        "a record is in the sum once for each rank: its sensitivity is that many times C",
+    ),
+    Mutant(
+        "training/step.py",
+        "smaller = [half for part in parts for half in _parts(part.stop, sizes, part.start)]",
+        "smaller = _share(context, batch, sizes)",
+        (f"{RANK_FAULTS}::test_a_rank_with_less_memory_keeps_its_share",),
+        "a rank with less memory takes records that another rank has too",
+    ),
+    Mutant(
+        "training/step.py",
+        "context.world.from_first(lambda: context.mechanism.release(clipped, step), like=clipped.value)",
+        "context.mechanism.release(clipped, step)",
+        (f"{RANK_FAULTS}::test_noise_is_drawn_on_rank_0_only",),
+        "each rank makes its own release",
+    ),
+    Mutant(
+        "training/loop.py",
+        "begun.world.any(not small_parts_change_no_bit(context))",
+        "not small_parts_change_no_bit(context)",
+        (f"{RANK_FAULTS}::test_machines_that_round_differently_split_a_batch_alike",),
+        "ranks split the same batch differently: records twice or not at all",
+    ),
+    Mutant(
+        "training/loop.py",
+        "world.wait()  # no rank computes before rank 0 has charged the step durably",
+        "pass",
+        (f"{RANK_FAULTS}::test_no_rank_computes_before_rank_0_has_charged",),
+        "another rank computes a step that is not charged yet",
+    ),
+    Mutant(
+        "training/features.py",
+        "parts = world.share(-(-records // size))",
+        "parts = range(-(-records // size))",
+        (f"{ALIKE}[head on all records, then all]",),
+        "every rank adds the features of all records",
+    ),
+    Mutant(
+        "training/ranks.py",
+        'world.agree("training data", data_identity(key, training.data.x_train, training.data.y_train))',
+        "pass",
+        (f"{RANK_FAULTS}::test_a_rank_that_differs_is_one_clear_line_on_every_rank[data]",),
+        "a rank trains on other data",
+    ),
+    Mutant(
+        "training/ranks.py",
+        "section.model_dump(exclude=section.keys_marked(SPEED_ONLY))",
+        "{}",
+        (f"{RANK_FAULTS}::test_a_rank_that_differs_is_one_clear_line_on_every_rank[settings]",),
+        "a rank trains with other settings, and nobody can say which",
+    ),
+    Mutant(
+        "scale/world.py",
+        "clipped.value.to(torch.float64, copy=True)",
+        "clipped.value.to(torch.float32, copy=True)",
+        (f"{WORLD}::test_every_message_on_three_ranks",),
+        "sums over ranks lose half of their digits",
+    ),
+    Mutant(
+        "scale/world.py",
+        "            if other != first:\n",
+        "            if False:\n",
+        (f"{WORLD}::test_every_message_on_three_ranks",),
+        "ranks that differ go on",
+    ),
+    Mutant(
+        "scale/launch.py",
+        "    if INTERRUPTED in codes:\n",
+        "    if False:\n",
+        ("tests/scale/test_processes.py::test_the_exit_code_of_all_ranks",),
+        "a run that was stopped and saved looks like one that failed",
+    ),
 ]

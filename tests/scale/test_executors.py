@@ -9,8 +9,9 @@ import pytest
 
 from dpcert.errors import ConfigError, DpcertError, RunError
 from dpcert.scale import ray as rays
+from dpcert.scale.environment import core_count
 from dpcert.scale.executors import LocalProcesses
-from dpcert.scale.placement import Placement, core_count
+from dpcert.scale.placement import Placement
 from dpcert.scale.ray import RayExecutor
 from dpcert.scale.tasks import Resources, Task
 

@@ -28,6 +28,11 @@ class Metrics:
     hessian_residual: Tensor
     lipschitz: Tensor
 
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """The values in the order of the fields."""
+        return self.predict, self.gradient_norm, self.hessian_norm, self.hessian_residual, self.lipschitz
+
 
 class Analyst:
     """Measures examples on a frozen copy of a model.

@@ -39,7 +39,7 @@ class SplitModel:
     """
 
     def __init__(self, model: nn.Module, name: str, input_shape: tuple[int, ...], proven: bool | None = None) -> None:
-        self.model = copy.deepcopy(model)
+        self.model, self.name = copy.deepcopy(model), name
         self._layer: Any = self.model.get_submodule(name)
         self._forward = self._layer.forward
         self._nothing = torch.zeros((1, *input_shape), device=next(self.model.parameters()).device)
@@ -80,15 +80,19 @@ def split(model: nn.Module, x: Tensor, sigma: float, whole: Forward | None = Non
 
     `whole` is the model as `each_row_alone` returns it: a module only if it provably keeps rows apart.
     """
-    shape = tuple(x.shape[1:])
-    whole = whole or each_row_alone(model, shape)
-    proven = isinstance(whole, nn.Module)
+    whole = whole or each_row_alone(model, tuple(x.shape[1:]))
     base = whole if isinstance(whole, nn.Module) else model
     for name, layer in base.named_modules():
         if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
-            cut = SplitModel(base, name, shape, proven)
+            cut = split_at(name, model, tuple(x.shape[1:]), whole)
             return cut if cut_is_the_same(cut, whole, x, sigma) else None
     return None
+
+
+def split_at(name: str, model: nn.Module, input_shape: tuple[int, ...], whole: Forward) -> SplitModel:
+    """Split `model` after the layer `name`, unchecked. `whole` is the model as `each_row_alone` returns it."""
+    proven = isinstance(whole, nn.Module)
+    return SplitModel(whole if isinstance(whole, nn.Module) else model, name, input_shape, proven)
 
 
 def cut_is_the_same(cut: SplitModel, model: Forward, x: Tensor, sigma: float) -> bool:

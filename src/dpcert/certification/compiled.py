@@ -6,20 +6,23 @@ compiled model is used only if its logits agree with PyTorch's up to rounding, f
 has the logits that it has alone, and if it is measured to be as fast. Otherwise PyTorch is used.
 """
 
+import importlib.util
 import io
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import ModelError
 from ..isolation import Forward, dissimilar_rows
 from .bank import SplitModel, agree
 
 Rest = Callable[[Tensor, Tensor], Tensor]
+REST_INPUTS, WHOLE_INPUTS = ("noise", "features"), ("rows",)
 _ROWS = 128
 _BATCHES = (1, 5, _ROWS)
 _ABOUT_AS_FAST = 1.25
@@ -34,21 +37,28 @@ class _NoisePlusFeatures(nn.Module):
         return self.cut.logits(noise + features)
 
 
-def compile_rest(cut: SplitModel, features: Tensor) -> Rest | None:
+class Compiled:
+    """A graph in ONNX Runtime, called with its inputs in order. Its bytes can be run by another process."""
+
+    def __init__(self, graph: bytes, inputs: Sequence[str]) -> None:
+        self.graph, self._inputs, self._session = graph, tuple(inputs), _session(graph)
+
+    def __call__(self, *values: Tensor) -> Tensor:
+        """Return the logits."""
+        feeds = {name: value.contiguous().numpy() for name, value in zip(self._inputs, values, strict=True)}
+        return torch.from_numpy(self._session.run(None, feeds)[0])
+
+
+def compile_rest(cut: SplitModel, features: Tensor) -> Compiled | None:
     """``(noise [n, ...], features [1, ...]) -> logits`` by ONNX Runtime, or None.
 
     `features` is the first layer's output for some input.
     """
     noise = torch.randn((_ROWS, *features.shape[1:]), generator=torch.Generator().manual_seed(0)) * features.abs().mean()
     try:
-        session = _session(_NoisePlusFeatures(cut), {"noise": noise[:3], "features": features}, ["noise"])
-        if session is None:
+        rest = _compiled(_NoisePlusFeatures(cut), {"noise": noise[:3], "features": features}, REST_INPUTS[:1])
+        if rest is None:
             return None
-
-        def rest(noise: Tensor, features: Tensor) -> Tensor:
-            feeds = {"noise": noise.contiguous().numpy(), "features": features.contiguous().numpy()}
-            return torch.from_numpy(session.run(None, feeds)[0])
-
         with torch.inference_mode():
             right = all(agree(rest(noise[:n], features), cut.logits(noise[:n] + features)) for n in _BATCHES)
             usable = right and _is_fast(rest, lambda a, b: cut.logits(a + b), noise, features)
@@ -57,24 +67,31 @@ def compile_rest(cut: SplitModel, features: Tensor) -> Rest | None:
     return rest if usable else None
 
 
-def compile_whole(model: nn.Module, x: Tensor, sigma: float) -> Forward | None:
+def compile_whole(model: nn.Module, x: Tensor, sigma: float) -> Compiled | None:
     """``rows [n, ...] -> logits`` by ONNX Runtime, or None. `model` must keep rows apart; `x` are some inputs."""
     rows = x[torch.arange(_ROWS) % len(x)]
     rows = rows + sigma * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
     try:
-        session = _session(model, {"rows": rows[:3]}, ["rows"])
-        if session is None:
+        whole = _compiled(model, {"rows": rows[:3]}, WHOLE_INPUTS)
+        if whole is None:
             return None
-
-        def whole(rows: Tensor) -> Tensor:
-            return torch.from_numpy(session.run(None, {"rows": rows.contiguous().numpy()})[0])
-
         with torch.inference_mode():
             right = all(agree(whole(rows[:n]), model(rows[:n])) for n in _BATCHES) and _rows_stay_apart(whole, rows)
             usable = right and _is_fast(whole, model, rows)
     except Exception:  # what the exporter or the runtime cannot do is run by PyTorch
         return None
     return whole if usable else None
+
+
+def load_compiled(graph: bytes, inputs: Sequence[str]) -> Compiled:
+    """Return a graph that another process compiled and chose, to run here what runs there."""
+    try:
+        return Compiled(graph, inputs)
+    except Exception as error:
+        raise ModelError(
+            f"this process cannot run the ONNX graph that rank 0 uses ({error or type(error).__name__}); "
+            "install the same onnxruntime everywhere, or nowhere"
+        ) from error
 
 
 def seconds_a_row(model: nn.Module, x: Tensor) -> float:
@@ -93,19 +110,23 @@ def _rows_stay_apart(whole: Forward, rows: Tensor) -> bool:
     )
 
 
-def _session(model: nn.Module, inputs: dict[str, Tensor], batched: list[str]) -> Any:
+def _compiled(model: nn.Module, inputs: dict[str, Tensor], batched: Sequence[str]) -> Compiled | None:
     """Return the model in ONNX Runtime, or None if that is not installed; the first dimension of `batched` inputs is free."""
-    try:
-        import onnxruntime
-    except ImportError:
+    if importlib.util.find_spec("onnxruntime") is None:
         return None
+    return Compiled(_exported(model, inputs, batched), tuple(inputs))
+
+
+def _session(graph: bytes) -> Any:
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # the cores work on different inputs
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(_exported(model, inputs, batched), options, ["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(graph, options, ["CPUExecutionProvider"])
 
 
-def _exported(model: nn.Module, inputs: dict[str, Tensor], batched: list[str]) -> bytes:
+def _exported(model: nn.Module, inputs: dict[str, Tensor], batched: Sequence[str]) -> bytes:
     data, quiet = io.BytesIO(), logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)

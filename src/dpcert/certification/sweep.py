@@ -1,9 +1,9 @@
 """Certificates for a whole test set, written row by row and resumable at any example."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from .._validate import finite_in, integer_in
 from ..errors import DataError, RunError
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
+from ..scale.shards import SharedPass, Wire
+from ..scale.world import ALONE, World
 from ..store.growing import append_missing_rows, append_missing_rows_to_all
 from ..store.records import CertificateRow, RobustRow
 from ..workers import parallel_map
@@ -142,10 +144,12 @@ class SmoothedClassifier:
     it gets a `seed`.
     """
 
-    def __init__(self, model: nn.Module, sigma: float, *, fresh_noise: bool = False, batch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, sigma: float, *, fresh_noise: bool = False, batch: int | None = None, world: World = ALONE
+    ) -> None:
         Request(sigma)  # checks sigma
         self.sigma, self.fresh_noise = sigma, fresh_noise
-        self._voter = Voter(model, sigma, batch)
+        self._voter = Voter(model, sigma, batch, world)
 
     def certify(
         self,
@@ -316,10 +320,14 @@ def certify_to_files(
     key: bytes,
     batch: int | None = None,
     progress: Progress = silent,
+    world: World = ALONE,
 ) -> list[list[CertificateRow]]:
     """Like `certify_to_file` for the heads of a model, in one pass: a file and its indices for each head, in their order.
 
     Guarantee: a head gets the rows that it gets alone. The trunk runs for an image if any head needs its votes.
+
+    All ranks call this with the same arguments and share the images. Rank 0 reads and writes the files, with the rows that
+    one process writes (all but `time`); the others return no rows.
     """
     heads = heads_in(model)
     if heads != len(files):
@@ -332,18 +340,43 @@ def certify_to_files(
         seconds = (time.perf_counter() - began) / len(wanting)
         return [(head, _row(index, label, c, seconds)) for head, c in zip(wanting, found, strict=True)]
 
+    wanted = sorted({index for _, indices in files for index in indices})
+    sweep = SharedPass(world, _counters_for(model, x, wanted, request, key, batch, world), rows, _HEADS_AND_ROWS)
+    if not world.is_first:
+        sweep.serve()
+        return []
+
     def missing(todo: list[list[int]]) -> Generator[list[tuple[int, CertificateRow]]]:
         lacking = [set(each) for each in todo]
         wanting = [(i, [head for head in range(heads) if i in lacking[head]]) for i in sorted(set().union(*lacking))]
-        wanted = sorted({index for _, indices in files for index in indices})
-        classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
-        with classifier.counters(x[wanted], request, key) as counters:
-            yield from parallel_map(counters, rows, wanting)
+        yield from sweep.results(wanting)
 
     def earned(row: CertificateRow) -> float:
         return row.radius if row.correct else 0.0
 
-    return append_missing_rows_to_all(CertificateRow, files, missing, progress, mean_of=("acr", earned))
+    found = append_missing_rows_to_all(CertificateRow, files, missing, progress, mean_of=("acr", earned))
+    sweep.end()
+    return found
+
+
+def _counters_for(
+    model: nn.Module, x: Tensor, wanted: Sequence[int], request: Request, key: bytes, batch: int | None, world: World
+) -> Callable[[], AbstractContextManager[list[Counter]]]:
+    """Return a function that prepares the model for voting on ``x[wanted]``, in the same way on all world."""
+
+    def prepare() -> AbstractContextManager[list[Counter]]:
+        classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch, world=world)
+        return classifier.counters(x[list(wanted)], request, key)
+
+    return prepare
+
+
+_HEADS_AND_ROWS: Wire[tuple[int, list[int]], list[tuple[int, CertificateRow]]] = Wire(
+    item=lambda sent: (sent[0], sent[1]),
+    pack=lambda found: [(head, astuple(row)) for head, row in found],
+    unpack=lambda sent: [(head, CertificateRow(*values)) for head, values in sent],
+)
+_ROBUST_ROWS: Wire[int, RobustRow] = Wire(item=int, pack=astuple, unpack=lambda values: RobustRow(*values))
 
 
 def _row(index: int, label: int, c: smooth.Certificate, seconds: float) -> CertificateRow:
@@ -362,8 +395,12 @@ def decide_to_file(
     key: bytes,
     batch: int | None = None,
     progress: Progress = silent,
+    world: World = ALONE,
 ) -> list[RobustRow]:
-    """Decide whether ``x[i]`` is robust at `radius` for i in `indices`, one row each in `path`; resumable."""
+    """Decide whether ``x[i]`` is robust at `radius` for i in `indices`, one row each in `path`; resumable.
+
+    All ranks share the images, as in `certify_to_files`.
+    """
     check_radius(radius, request.sigma)
 
     def row(counter: Counter, index: int) -> RobustRow:
@@ -374,11 +411,13 @@ def decide_to_file(
     def votes(row: RobustRow) -> float:
         return float(row.votes)
 
-    classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
-    with classifier.counters(x[list(indices)], request, key) as counters:
-        return append_missing_rows(
-            RobustRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("votes each", votes)
-        )
+    sweep = SharedPass(world, _counters_for(model, x, indices, request, key, batch, world), row, _ROBUST_ROWS)
+    if not world.is_first:
+        sweep.serve()
+        return []
+    found = append_missing_rows(RobustRow, path, indices, sweep.results, progress, mean_of=("votes each", votes))
+    sweep.end()
+    return found
 
 
 def check_radius(radius: float, sigma: float) -> None:

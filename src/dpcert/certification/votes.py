@@ -18,9 +18,11 @@ from ..errors import ModelError
 from ..isolation import Forward, refuse_mixing
 from ..outputs import copied, logits_of, require_logits
 from ..rng import Purpose, normal_at_positions
+from ..scale.shards import tell, told
+from ..scale.world import ALONE, World
 from ..workers import worker_count
-from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split
-from .compiled import Rest, compile_rest, compile_whole, seconds_a_row
+from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split, split_at
+from .compiled import REST_INPUTS, WHOLE_INPUTS, Compiled, Rest, compile_rest, compile_whole, load_compiled, seconds_a_row
 from .heads import each_vote_alone, heads_in
 from .smooth import Counter
 
@@ -170,7 +172,11 @@ def winners(logits: Tensor) -> np.ndarray:
     classes = logits_of(logits).shape[1]
     best, chosen = logits.float().topk(2, dim=1)
     clear = best[:, 0] - best[:, 1] > TIE_TOLERANCE * logits.abs().amax(dim=1)  # False for NaN
-    votes = torch.where(clear, chosen[:, 0], classes)
+    return _counted(torch.where(clear, chosen[:, 0], classes), classes)
+
+
+def _counted(votes: Tensor, classes: int) -> np.ndarray:
+    """Count each class. The only place where votes leave their device: a few numbers for many thousand logits."""
     return torch.bincount(votes, minlength=classes + 1)[:classes].cpu().numpy()
 
 
@@ -189,7 +195,7 @@ class _Prepared:
 
     whole: Forward
     cut: SplitModel | None
-    rest: Rest | None
+    rest: Compiled | None
 
 
 class Voter:
@@ -197,15 +203,18 @@ class Voter:
 
     It stores no noise. Each call of `counters` draws a new bank, which lives only for that call: certificates are not valid
     for inputs that were chosen after the noise was known.
+
+    Whether a model is split or compiled is measured, and may change a vote that is close to a tie. So rank 0 decides for all
+    ranks, and they run its ONNX graph.
     """
 
-    def __init__(self, model: nn.Module, sigma: float, batch: int | None = None) -> None:
-        self.sigma, self.batch = sigma, batch
+    def __init__(self, model: nn.Module, sigma: float, batch: int | None = None, world: World = ALONE) -> None:
+        self.sigma, self.batch, self._world = sigma, batch, world
         self.model = voting_copy(model)
         self.device = device_of(self.model)
         self._checked: set[tuple[int, ...]] = set()
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
-        self._compiled: dict[tuple[int, ...], Forward | None] = {}
+        self._compiled: dict[tuple[int, ...], Compiled | None] = {}
         self._one_at_a_time = threading.Lock()
 
     @contextlib.contextmanager
@@ -231,8 +240,16 @@ class Voter:
                 refuse_mixing_voters(self.model, shape)
                 self._checked.add(shape)
 
-    def _whole_compiled(self, x: Tensor, votes: int) -> Forward | None:
-        """Return the whole model compiled for these inputs, or None: once per shape, and only if it keeps rows apart.
+    def _whole_compiled(self, x: Tensor, votes: int) -> Compiled | None:
+        """Return the whole model compiled for these inputs, or None."""
+        if not self._world.is_first:
+            return self._graph_of_rank_0(WHOLE_INPUTS)
+        compiled = self._compiled_if_worth_it(x, votes)
+        self._tell_graph(compiled)
+        return compiled
+
+    def _compiled_if_worth_it(self, x: Tensor, votes: int) -> Compiled | None:
+        """Compile the whole model once per shape, and only if it keeps rows apart.
 
         Compiling takes as long as many thousand votes of a small network, so a few votes are cast without it.
         """
@@ -245,6 +262,14 @@ class Voter:
                 self._compiled[shape] = compile_whole(whole, x, self.sigma)
             return self._compiled[shape]
 
+    def _tell_graph(self, compiled: Compiled | None) -> None:
+        tell(self._world, compiled is not None)
+        if compiled is not None and self._world.size > 1:
+            self._world.broadcast(compiled.graph)
+
+    def _graph_of_rank_0(self, inputs: tuple[str, ...]) -> Compiled | None:
+        return load_compiled(self._world.broadcast(None), inputs) if told(self._world) else None
+
     def _from_a_bank(self, x: Tensor, key: bytes, votes: dict[Purpose, int]) -> list[Counter] | None:
         prepared = self._ready_for(x)
         cut = prepared.cut
@@ -256,6 +281,18 @@ class Voter:
         return [BankVotes(copy.deepcopy(cut), bank, self.sigma, self.batch, prepared.rest) for _ in workers]
 
     def _ready_for(self, x: Tensor) -> _Prepared:
+        """Return the model as it is prepared for these inputs on all world."""
+        if not self._world.is_first:
+            name = told(self._world)
+            whole = each_vote_alone(self.model, tuple(x.shape[1:]))
+            cut = None if name is None else split_at(name, self.model, tuple(x.shape[1:]), whole)
+            return _Prepared(whole, cut, self._graph_of_rank_0(REST_INPUTS))
+        ready = self._prepared_for(x)
+        tell(self._world, None if ready.cut is None else ready.cut.name)
+        self._tell_graph(ready.rest)
+        return ready
+
+    def _prepared_for(self, x: Tensor) -> _Prepared:
         """Return what was prepared for this shape; without the split if the split model differs on these inputs.
 
         The caller gets its own copy of the split model: running it replaces a method for the time of a call, so two threads

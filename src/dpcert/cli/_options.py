@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError, ModelError, RankError
+from ..scale.environment import place
 
 if TYPE_CHECKING:
     from ..models.factory import Factory
     from ..runs.open import OpenRun
+    from ..scale.world import World
 
 Source = Annotated[
     str | None,
@@ -78,6 +80,16 @@ Examples = Annotated[
         show_default="500, or all if fewer",
     ),
 ]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="Number of processes on this machine that share the work; the result differs only by rounding. "
+        "With --device cuda each has its own GPU. Several machines: torchrun -m dpcert ...",
+        show_default="1",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,6 +99,23 @@ Set = Annotated[
         show_default=False,
     ),
 ]
+
+
+typed: list[str] = []  # the command line of this process, set by `app.main`
+
+
+def joined(processes: int | None) -> "World":
+    """Return this process's place among the ranks; with ``--processes``, start them instead, and exit as they do."""
+    here = place()
+    if processes is not None and processes > 1 and here.size == 1:
+        from ..scale.launch import launch, this_command
+
+        raise typer.Exit(launch(this_command(typed), processes))
+    if processes is not None and processes != here.size:
+        raise RankError(f"--processes is {processes}, but torchrun started {here.size} ranks; leave --processes out")
+    from ..scale.world import join
+
+    return join()
 
 
 def show_help_without_command(context: typer.Context) -> None:

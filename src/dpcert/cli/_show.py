@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..progress import Progress
+from ..progress import Progress, silent
+from ..scale.environment import writes_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +18,13 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 @contextlib.contextmanager
 def progress_bar(label: str, unit: str) -> Iterator[Progress]:
-    """A progress bar with facts, throughput and time left; a line every 30 seconds if stderr is not a terminal."""
+    """A progress bar with facts, throughput and time left; a line every 30 seconds if stderr is not a terminal.
+
+    Of several ranks, only rank 0 shows one.
+    """
+    if not writes_output():
+        yield silent
+        return
     if not sys.stderr.isatty():
         yield _lines(label, unit)
         return

@@ -26,19 +26,23 @@ def analyze(
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
+    processes: o.Processes = None,
 ) -> None:
     """Measure the input-gradient norm, input-Hessian norm and local Lipschitz constant at each certified image.
 
     Prints how each of them correlates with the certified radius. Run dpcert certify first.
 
+    With --processes, several processes share the images. Their number does not change the rows, and may change on resume.
+
     Example:  dpcert analyze runs/mnist-dp-gaussian
     """
+    world = o.joined(processes)
     from ..runs import analyze as analysis
     from ._show import print_table, progress_bar
 
     request = analysis.AnalyzeRequest(o.examples_of(examples), seed, layer, batch)
     with o.opened(run, model, data, device) as loaded, progress_bar("analyze", "images") as analyzing:
-        result = analysis.analyze(loaded, request, analyzing)
+        result = analysis.analyze(loaded, request, analyzing, world)
     title = f"{len(result.rows)} images; correlation with the certified radius (L2)"
     print_table(analysis.HEADINGS, analysis.summary(result.rows), title)
     print_table(*analysis.splits(result.rows))

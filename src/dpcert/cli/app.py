@@ -10,14 +10,17 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import typer
 
 from ..errors import DpcertError, DpcertWarning
 from ..scale.child import die_with_parent
+from ..scale.environment import RENDEZVOUS, is_one_of_several, report_through_file, writes_output
+from ..scale.launch import stop_with_launcher
 from ..scale.tasks import INTERRUPTED, OutcomeFile
 from . import (
+    _options,
     account,
     analyze,
     attack,
@@ -77,12 +80,14 @@ def _root(context: typer.Context, version: bool = typer.Option(False, "--version
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. Exit codes: 0 success, 2 invalid request (one line on stderr), 130 interrupted with the state saved."""
     warnings.showwarning = _warn
+    _options.typed[:] = sys.argv[1:] if arguments is None else arguments
+    stop_with_launcher()
     die_with_parent()
-    with _terminating_cleanly():
-        _run(arguments, OutcomeFile.claim())
+    with _terminating_cleanly(), _quiet_unless_first():
+        _run(_options.typed, OutcomeFile.claim())
 
 
-def _run(arguments: list[str] | None, outcome: OutcomeFile) -> None:
+def _run(arguments: list[str], outcome: OutcomeFile) -> None:
     """Run one command and print every error as one line; the parent process, if it asked for it, gets the error's class too."""
     try:
         code = app(arguments, standalone_mode=False)
@@ -90,20 +95,51 @@ def _run(arguments: list[str] | None, outcome: OutcomeFile) -> None:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
-        _fail(error.format_message() + _given(error, sys.argv[1:] if arguments is None else arguments), error, outcome)
+        _fail(error.format_message() + _given(error, arguments), error, outcome)
     except DpcertError as error:
         _fail(str(error), error, outcome)
     except OSError as error:
         where, why = error.filename or "input/output", error.strerror or error
         _fail(f"{where}: {why}; check the path, its permissions and the free space", error, outcome)
     except (KeyboardInterrupt, typer.Abort) as error:
-        again = _as_typed(sys.argv[1:] if arguments is None else arguments)
-        typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
-        sys.stdout.flush()
-        os._exit(INTERRUPTED)  # do not wait: worker threads of numerical libraries may still be busy
+        if writes_output():  # the ranks of a group stop together
+            again = _as_typed(arguments)
+            typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
+        _exit_now(INTERRUPTED)  # do not wait: worker threads of numerical libraries may still be busy
     except Exception as error:  # a bug: it keeps its traceback
         outcome.record(type(error).__name__, f"{type(error).__name__}: {error}")
-        raise
+        if _is_first_to_report():
+            raise
+        _exit_now(1)
+
+
+@contextlib.contextmanager
+def _quiet_unless_first() -> Iterator[None]:
+    """Let rank 0 alone write output and warnings: the others would repeat them. Errors are written by one rank, any of them."""
+    if writes_output():
+        yield
+        return
+    warnings.showwarning = lambda *_, **__: None
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def _is_first_to_report() -> bool:
+    """Whether to print an error: of several ranks that fail together, one does."""
+    if not is_one_of_several():
+        return True
+    meeting = os.environ.get(RENDEZVOUS)
+    if meeting is not None:
+        return report_through_file(Path(meeting))
+    from ..scale.world import is_first_to_report
+
+    return is_first_to_report()
+
+
+def _exit_now(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
@@ -158,8 +194,11 @@ def _warn(
     typer.echo(f"warning: {message}" if ours else f"{filename}:{lineno}: {category.__name__}: {message}", err=True)
 
 
-def _fail(message: str, error: Exception, outcome: OutcomeFile) -> None:
+def _fail(message: str, error: Exception, outcome: OutcomeFile) -> NoReturn:
     line = " ".join(message.split())
     outcome.record(type(error).__name__, line)
-    typer.echo(f"error: {line}", err=True)
+    if _is_first_to_report():
+        typer.echo(f"error: {line}", err=True)
+    if is_one_of_several():
+        _exit_now(2)  # do not wait for ranks that may be gone
     sys.exit(2)

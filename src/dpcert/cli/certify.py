@@ -13,6 +13,7 @@ from . import _options as o
 if TYPE_CHECKING:
     from ..runs.certify import CertifyRequest
     from ..runs.loaded import LoadedRun
+    from ..scale.world import World
 
 
 def certify(
@@ -63,6 +64,7 @@ def certify(
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
+    processes: o.Processes = None,
 ) -> None:
     """Compute certified L2 radii for test images.
 
@@ -72,8 +74,11 @@ def certify(
 
     Rerun the same command to resume. A larger --examples adds images; a smaller one changes nothing.
 
+    With --processes, several processes share the images. Their number does not change the rows, and may change on resume.
+
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
+    world = o.joined(processes)
     from ..certification.sweep import Request
     from ..runs.certify import CertifyRequest
     from ..runs.config import Config
@@ -87,24 +92,24 @@ def certify(
     with o.all_opened(runs, model, data, device) as loaded:
         asked = [(run, request_for(run.config)) for run in loaded]
         if radius is None:
-            certify_all_and_print(asked)
+            certify_all_and_print(asked, world)
             return
         for run, request in asked:
-            decide_and_print(run, request, radius)
+            decide_and_print(run, request, radius, world)
 
 
-def certify_and_print(run: LoadedRun, request: CertifyRequest) -> None:
+def certify_and_print(run: LoadedRun, request: CertifyRequest, world: World) -> None:
     """Certify with a progress bar and print the average certified radius."""
-    certify_all_and_print([(run, request)])
+    certify_all_and_print([(run, request)], world)
 
 
-def certify_all_and_print(asked: Sequence[tuple[LoadedRun, CertifyRequest]]) -> None:
+def certify_all_and_print(asked: Sequence[tuple[LoadedRun, CertifyRequest]], world: World) -> None:
     """Certify runs with one progress bar and print the average certified radius of each."""
     from ..runs import certify as runs
     from ._show import progress_bar
 
     with progress_bar("certify", "images") as certifying:
-        found = runs.certify_runs(asked, certifying, typer.echo)
+        found = runs.certify_runs(asked, certifying, typer.echo, world)
     for (run, request), figures in zip(asked, found, strict=True):
         low, high = figures["acr_interval"]
         interval = "" if high is None else f" (95 % interval {low:.3f} to {high:.3f})"
@@ -133,13 +138,13 @@ def _what_alpha_is(figures: dict[str, Any], alpha: float, thing: str) -> str:
     return f"each {thing} holds on its own with probability at least 1 - {alpha:g}"
 
 
-def decide_and_print(run: LoadedRun, request: CertifyRequest, radius: float) -> None:
+def decide_and_print(run: LoadedRun, request: CertifyRequest, radius: float, world: World) -> None:
     """Decide robustness at one radius with a progress bar and print the share and the votes saved."""
     from ..runs import certify as runs
     from ._show import progress_bar
 
     with progress_bar("decide", "images") as deciding:
-        figures = runs.decide(run, request, radius, deciding)
+        figures = runs.decide(run, request, radius, deciding, world)
     low, high = figures["certified_accuracy_interval"]
     share = figures["votes"] / figures["votes_of_certify"]
     typer.echo(

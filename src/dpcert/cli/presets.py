@@ -17,9 +17,10 @@ _WIDTH = 80
 def presets() -> None:
     """List the presets: settings for a data set and a method.
 
-    mnist, fashion-mnist and cifar10-crossvit have the paper's settings. cifar10 fine-tunes the packaged backbone instead.
+    mnist, fashion-mnist and cifar10-crossvit have the paper's settings. cifar10 fine-tunes the packaged backbone instead,
+    and cifar10-efficientnet a model with ImageNet weights.
 
-    Fine-tuned presets train the head first if they have a head phase. --set model.train=head stops there.
+    cifar10 trains the head of the backbone only. --set model.train=last:2,norms adds a second phase that trains more layers.
 
     sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 
@@ -39,12 +40,11 @@ def presets() -> None:
         rows.append((method, " or ".join(sorted(epsilons)), str(built.views.copies), *cells))
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
-    typer.echo("A preset is DATASET/METHOD: dpcert run fashion-mnist/psac")
-    typer.echo("Cells: optimizer, learning rate/batch size/epochs.")
-    typer.echo(f"K: noisy copies per image. delta: {deltas}.")
+    typer.echo(f"A preset is DATASET/METHOD: dpcert run fashion-mnist/psac (delta: {deltas})")
+    typer.echo("Cells: optimizer, learning rate/batch size/epochs. K: noisy copies per image.")
     for family in p.FINE_TUNED:
-        for line in _family(family, {name.split("/")[1]: c for name, c in configs.items() if name.startswith(f"{family}/")}):
-            typer.echo(textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+        text = _family(family, {name.split("/")[1]: c for name, c in configs.items() if name.startswith(f"{family}/")})
+        typer.echo(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
 def _steps(config: Config) -> str:
@@ -52,20 +52,35 @@ def _steps(config: Config) -> str:
     return f"{train.optimizer} {train.learning_rate:g}/{train.batch_size}/{train.epochs:g}"
 
 
-def _family(family: str, configs: dict[str, Config]) -> list[str]:
+def _family(family: str, configs: dict[str, Config]) -> str:
     """The phases of the presets of one family: those of most methods, then the methods that differ."""
     phases = {method: _phases(config) for method, config in configs.items()}
     usual = Counter(phases.values()).most_common(1)[0][0]
-    model = next(iter(configs.values())).model.name
-    lines = [f"{family}/METHOD, {model} from public weights: {usual}."]
+    model, copies = next(iter(configs.values())).model.name, f", K{usual.rpartition('K')[2]}"
+    sentences = [f"{family}/METHOD, public {model}: {usual}."]
     others = dict.fromkeys(words for words in phases.values() if words != usual)
-    return lines + [f"  {', '.join(method for method in phases if phases[method] == words)}: {words}." for words in others]
+    for words in others:
+        methods = ", ".join(_shortened([method for method in phases if phases[method] == words]))
+        sentences.append(f"{methods}: {words.removeprefix(f'{usual}; ').removesuffix(copies)}.")
+    return " ".join(sentences)
+
+
+def _shortened(methods: list[str]) -> list[str]:
+    """Names of which only the first part is new: ``psac, psac+a, psac+b`` is ``psac, +a, +b``."""
+    bases = [method.partition("+")[0] for method in methods]
+    return [
+        method.removeprefix(base) if base in bases[:place] and "+" in method else method
+        for place, (method, base) in enumerate(zip(methods, bases, strict=True))
+    ]
 
 
 def _phases(config: Config) -> str:
-    """The head phase, the main phase and K; a method without noisy views has K = 0 in every family."""
+    """The phases that the preset runs, and K; a method without noisy views has K = 0 in every family."""
+    from ..training.phases import phases_of
+
     head, main = config.head, f"{config.model.train} {_steps(config)}, K {config.method.copies}"
-    if not head.steps:
-        return main
-    batch = "all records" if head.batch_size is None else f"batch size {head.batch_size}"
-    return f"head {head.optimizer} {head.learning_rate:g}, {head.steps} steps of {batch}, K {head.copies}; then {main}"
+    steps = f"{head.steps} full-batch steps" if head.batch_size is None else f"{head.steps} steps of {head.batch_size}"
+    first = f"head {head.optimizer} {head.learning_rate:g}, {steps}, K {head.copies}"
+    adversarial = config.method.smoothadv_steps is not None
+    phases = phases_of(config.settings(), config.train.batch_size, config.model.train, adversarial=adversarial)
+    return "; then ".join(first if phase.trains_the_head_first else main for phase in phases)

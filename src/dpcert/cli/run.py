@@ -16,6 +16,7 @@ def run(
     data: o.Data = None,
     examples: o.Examples = None,
     device: o.Device = None,
+    processes: o.Processes = None,
     set_: o.Set = None,
 ) -> None:
     """Train, certify and write a report in one command.
@@ -24,6 +25,7 @@ def run(
 
     Example:  dpcert run fashion-mnist/dp-gaussian --sigma 0.25 --examples 1000
     """
+    world = o.joined(processes)
     from ..runs.certify import request_of
     from ..runs.resolve import default_out, resolve
     from ..store.runs import FIGURES, REPORT
@@ -36,7 +38,10 @@ def run(
     )
     config = resolve(source, chosen, typer.echo)
     folder = out or default_out(config)
-    train_and_print(config, folder, o.factory_of(model))
+    train_and_print(config, folder, o.factory_of(model), world)
+    world.wait()  # until rank 0 has written the model
     with o.opened(folder, model, data, config.train.device) as loaded:
-        certify_and_print(loaded, request_of(config))
+        certify_and_print(loaded, request_of(config), world)
+    if not world.is_first:
+        return
     report([folder], html=folder / REPORT, figures=folder / FIGURES, data=data)

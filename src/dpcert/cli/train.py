@@ -12,6 +12,7 @@ from . import _options as o
 if TYPE_CHECKING:
     from ..models.factory import Factory
     from ..runs.config import Config
+    from ..scale.world import World
 
 
 def train(
@@ -32,6 +33,7 @@ def train(
         ),
     ] = None,
     device: o.Device = None,
+    processes: o.Processes = None,
     set_: o.Set = None,
 ) -> None:
     """Train a model with differential privacy and print its privacy statement.
@@ -40,24 +42,25 @@ def train(
 
     Example:  dpcert train mnist/dp-gaussian --epsilon 3 --out runs/mine
     """
+    world = o.joined(processes)
     from ..runs.resolve import default_out, resolve
 
     chosen = o.assignments(
         set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
     )
     config = resolve(source, chosen, typer.echo)
-    train_and_print(config, out or default_out(config), o.factory_of(model))
+    train_and_print(config, out or default_out(config), o.factory_of(model), world)
 
 
-def train_and_print(config: Config, folder: Path, factory: Factory | None) -> None:
+def train_and_print(config: Config, folder: Path, factory: Factory | None, world: World) -> None:
     """Train with a progress bar and print the privacy statement."""
     from ..runs import training as runs
     from ..store.runs import RunDirectory
     from ..training.lifecycle import is_finished
     from ._show import progress_bar
 
-    done_before = is_finished(RunDirectory(folder))
+    done_before = world.is_first and is_finished(RunDirectory(folder))
     with progress_bar("data", "bytes") as fetching, progress_bar("train", "steps") as training:
-        run = runs.train(config, folder, training, fetching, factory=factory)
+        run = runs.train(config, folder, training, fetching, factory=factory, world=world)
     typer.echo(run.statement)
     typer.echo(f"already trained, nothing to do: {folder}" if done_before else f"trained: {folder}")

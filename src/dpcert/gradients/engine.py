@@ -120,13 +120,22 @@ def empty_sum(model: nn.Module, clip: Clipping) -> ClippedSum:
     return ClippedSum(torch.zeros(size, dtype=torch.float64, device=device), clip.sensitivity, nothing)
 
 
+def may_be_unusable(norms: Tensor) -> bool:
+    """Return whether some of the norms may be infinite or NaN.
+
+    Only a CPU is asked. On another device the answer would stop Python until all earlier work is done, which costs more than
+    setting to 0 what may not need it.
+    """
+    return norms.device.type != "cpu" or not bool(torch.isfinite(norms).all())
+
+
 def clip_and_sum(per_example: Iterable[Tensor], clip: Clipping) -> ClippedSum:
     """Clip and sum per-example gradients, given as one ``[b, ...]`` tensor per parameter. Norms and sums are float64."""
     flat = [gradient.flatten(1) for gradient in per_example]
     parts = [torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64) for gradient in flat]
     norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     factors = clip.factors(norms)
-    if not bool(torch.isfinite(norms).all()):  # 0 * inf is nan: set such rows to 0, a factor of 0 is not enough
+    if may_be_unusable(norms):  # 0 * inf is nan: set such rows to 0, a factor of 0 is not enough
         flat = [torch.where(torch.isfinite(norms)[:, None], gradient, 0.0) for gradient in flat]
     value = torch.cat([factors @ gradient.double() for gradient in flat])
     return ClippedSum(value, clip.sensitivity, norms)

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 
 from ..isolation import keeps_rows_apart
 from ..row_proof import prove, state_of
-from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
+from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, may_be_unusable, trainable
 from .layers import RULES, Buffers, Call, has_rule
 from .parts import Instantiated, Part, total
 from .traced import Traced
@@ -98,8 +98,8 @@ class Layerwise:
                 squares = torch.stack([part.norms_squared() for part in parts])
                 norms[some] = squares.sum(dim=0).sqrt_()
                 factors = clip.factors(norms)[some]  # each factor depends on its own norm only
-                unusable = ~torch.isfinite(norms[some])
-                if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
+                if may_be_unusable(norms[some]):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
+                    unusable = ~torch.isfinite(norms[some])
                     parts = [part.without(unusable) for part in parts]
                 value = _added(value, [part.weighted_sum(factors) for part in parts])
         assert value is not None

@@ -48,7 +48,10 @@ def read_weights(source: str) -> PublicWeights:
     try:
         return parse_weights(read_file(path), path.name)
     except OSError as error:
-        raise ModelError(f"model.weights: {source} cannot be read: {error.strerror or error}; check the path") from error
+        raise ModelError(
+            f"model.weights: {source} cannot be read: {error.strerror or error}; pass its path with --set model.weights=FILE "
+            "(docs/how-to/pretrained-models.md)"
+        ) from error
 
 
 def parse_weights(data: bytes, name: str) -> PublicWeights:

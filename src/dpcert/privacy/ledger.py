@@ -66,7 +66,11 @@ class Ledger:
     @property
     def sha256(self) -> str:
         """SHA-256 of the file. Unlike the chain it covers the HMACs, which nobody can check once the key is destroyed."""
-        return hashlib.sha256(self._bytes(self._lines)).hexdigest()
+        return hashlib.sha256(self.as_bytes()).hexdigest()
+
+    def as_bytes(self) -> bytes:
+        """Return the content of the file."""
+        return self._bytes(self._lines)
 
     @staticmethod
     def _bytes(lines: list[str]) -> bytes:
@@ -151,9 +155,9 @@ class Ledger:
         return ledger
 
     @classmethod
-    def parse(cls, data: bytes, origin: str) -> "Ledger":
-        """Like `load`, for bytes from another source (such as a bundle): kept in memory, without the run key."""
-        ledger = cls()
+    def parse(cls, data: bytes, origin: str, mac_key: bytes | None = None) -> "Ledger":
+        """Like `load`, for bytes from another source (such as a bundle or rank 0): kept in memory."""
+        ledger = cls(None, mac_key)
         ledger._accept_all(data, origin)
         return ledger
 

@@ -222,13 +222,15 @@ class Mechanism:
     key: bytes
     ledger: Ledger
 
-    def charge(self, step: int) -> None:
-        """Authorise the block that contains `step`, unless it is already authorised."""
-        if step >= self.ledger.steps_authorised:
-            index = self.plan.phase_of(step)
-            phase = self.plan.every_phase[index]
-            steps = min(STEPS_PER_BLOCK, self.plan.first_step_of(index) + phase.steps - step)
-            self.ledger.authorise(step, steps, phase.noise_multiplier, self.plan.rate_of(phase))
+    def charge(self, step: int) -> bool:
+        """Authorise the block that contains `step` and return True, unless it is already authorised."""
+        if step < self.ledger.steps_authorised:
+            return False
+        index = self.plan.phase_of(step)
+        phase = self.plan.every_phase[index]
+        steps = min(STEPS_PER_BLOCK, self.plan.first_step_of(index) + phase.steps - step)
+        self.ledger.authorise(step, steps, phase.noise_multiplier, self.plan.rate_of(phase))
+        return True
 
     def sample(self, records: int, step: int) -> np.ndarray:
         """Return the batch indices of one step; may be empty."""

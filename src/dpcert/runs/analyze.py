@@ -1,10 +1,12 @@
 """From a certified run to samples.tsv: per-sample metrics joined with each certificate. Glue code without math."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .._validate import integer_in
@@ -18,10 +20,12 @@ from ..certification.votes import device_of
 from ..errors import ModelError, RunError
 from ..progress import Progress, silent
 from ..rng import key_from_seed
+from ..scale.shards import SharedPass, Wire, leading, tell, told
+from ..scale.world import ALONE, World
 from ..store.growing import append_missing_rows, rows_so_far
 from ..store.records import METRICS, SampleRow
 from ..store.runs import SAMPLES
-from ..workers import parallel_map, worker_count
+from ..workers import worker_count
 from .certified import Certification, main_certification
 from .identity import images_sha256
 from .loaded import LoadedRun
@@ -55,6 +59,11 @@ class AnalyzeRequest:
             )
         return [certified[place] for place in even_subset(len(certified), self.examples)]
 
+    def rows_at_once(self, device: torch.device) -> int:
+        """Images in a batch."""
+        size = self.batch or (_ROWS_ON_CPU if device.type == "cpu" else _ROWS_ELSEWHERE)
+        return integer_in("--batch", size, 1)
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -65,25 +74,57 @@ class Analysis:
     layer: str
 
 
-def analyze(run: LoadedRun, request: AnalyzeRequest, progress: Progress = silent) -> Analysis:
-    """Compute the three metrics of the certified test images, one row per image in samples.tsv; existing rows are reused."""
-    data = run.data
-    certified = main_certification(run.directory, run.model_sha256, data.x_test, data.y_test)
-    indices = request.chosen(sorted(certified.rows), len(data.x_test), run.path)
-    analysts = _analysts(run, request, data.x_test[0])
-    with run.directory.locked():
-        file = run.path / SAMPLES
-        images = images_sha256(data.x_test, data.y_test)
-        check_or_write_sidecar(file, _facts(run, request, certified, analysts[0].layer, images))
-        _refuse_other_certificates(file, certified)
-        rows = append_missing_rows(
-            SampleRow,
-            file,
-            indices,
-            lambda todo: _measured(analysts, data.x_test, data.y_test, todo, certified, request.batch),
-            progress,
-        )
-    return Analysis(file, rows, analysts[0].layer)
+def analyze(run: LoadedRun, request: AnalyzeRequest, progress: Progress = silent, world: World = ALONE) -> Analysis:
+    """Compute the three metrics of the certified test images, one row per image in samples.tsv; existing rows are reused.
+
+    All ranks call this and share the images, batch by batch. Rank 0 locks the run and writes the file.
+    """
+    x, y = run.data.x_test, run.data.y_test
+    images = images_sha256(x, y)
+    run.agree(world, images, request)
+    analysts = _analysts(run, request, x[0])
+
+    def work(analyst: Analyst, part: list[int]) -> tuple[list[int], Metrics]:
+        return part, analyst(x[part], y[part], part)
+
+    shared = SharedPass(world, lambda: contextlib.nullcontext(analysts), work, _METRICS)
+    file, layer = run.path / SAMPLES, analysts[0].layer
+    if not world.is_first:
+        shared.serve()
+        return Analysis(file, [SampleRow(*values) for values in told(world)], layer)
+    with leading(world):
+        certified = main_certification(run.directory, run.model_sha256, x, y)
+        indices = request.chosen(sorted(certified.rows), len(x), run.path)
+        rows_at_once = request.rows_at_once(analysts[0].device)
+        with run.directory.locked():
+            check_or_write_sidecar(file, _facts(run, request, certified, layer, images))
+            _refuse_other_certificates(file, certified)
+            rows = append_missing_rows(
+                SampleRow, file, indices, lambda todo: _measured(shared, todo, rows_at_once, y, certified), progress
+            )
+        shared.end()
+        tell(world, [astuple(row) for row in rows])
+    return Analysis(file, rows, layer)
+
+
+def _measured(
+    shared: SharedPass[Analyst, list[int], tuple[list[int], Metrics]],
+    indices: list[int],
+    size: int,
+    y: Tensor,
+    certified: Certification,
+) -> Iterator[SampleRow]:
+    parts = [indices[first : first + size] for first in range(0, len(indices), size)]
+    for part, metrics in shared.results(parts):
+        for place, index in enumerate(part):
+            yield _row(metrics, place, index, int(y[index]), certified)
+
+
+_METRICS: Wire[list[int], tuple[list[int], Metrics]] = Wire(
+    item=list,
+    pack=lambda found: (found[0], [column.tolist() for column in found[1].columns]),
+    unpack=lambda sent: (sent[0], Metrics(*(torch.tensor(column, dtype=torch.float64) for column in sent[1]))),
+)
 
 
 def _analysts(run: LoadedRun, request: AnalyzeRequest, example: Tensor) -> list[Analyst]:
@@ -111,21 +152,6 @@ def _refuse_other_certificates(file: Path, certified: Certification) -> None:
         certificate = certified.rows.get(row.idx)
         if certificate is not None and (row.radius, row.correct) != (certificate.radius, certificate.correct):
             raise RunError(f"{file} has a different radius for image {row.idx} than {certified.file}; delete it to start over")
-
-
-def _measured(
-    analysts: list[Analyst], x: Tensor, y: Tensor, indices: list[int], certified: Certification, batch: int | None
-) -> Iterator[SampleRow]:
-    size = batch or (_ROWS_ON_CPU if analysts[0].device.type == "cpu" else _ROWS_ELSEWHERE)
-    integer_in("--batch", size, 1)
-    parts = [indices[first : first + size] for first in range(0, len(indices), size)]
-
-    def work(analyst: Analyst, part: list[int]) -> tuple[list[int], Metrics]:
-        return part, analyst(x[part], y[part], part)
-
-    for part, metrics in parallel_map(analysts, work, parts):
-        for place, index in enumerate(part):
-            yield _row(metrics, place, index, int(y[index]), certified)
 
 
 def _row(metrics: Metrics, place: int, index: int, label: int, certified: Certification) -> SampleRow:

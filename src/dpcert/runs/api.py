@@ -12,6 +12,7 @@ from ..methods import method as named_method
 from ..models.registry import build_model
 from ..models.spec import ModelSpec, spec_of
 from ..progress import Progress, silent
+from ..scale.world import join
 from ..store.runs import RunDirectory
 from ..training.loop import Run, fit
 from ..training.settings import Settings
@@ -49,6 +50,7 @@ def train(
     private. With `out`, the run is stored in a directory and survives a crash: the same call resumes it.
     Any other key of the config sections ``[train]``, ``[privacy]`` and ``[gradients]`` can be passed by name, for example
     ``schedule="cosine", warmup=0.1, averaging="ema"``.
+    In a script that torchrun starts, all processes call this with the same arguments and train together.
     """
     method = named_method(method) if isinstance(method, str) else method
     if dataset_size is not None:
@@ -83,9 +85,9 @@ def train(
     if isinstance(model, str):
         model = build_model(model, input_shape=data.input_shape, classes=data.classes or 0, seed=seed)
     if out is None:
-        return fit(model, data, method, settings, progress=progress)
+        return fit(model, data, method, settings, progress=progress, world=join())
     config = _as_config(spec_of(model), data, method, settings, dataset_size)
-    return train_in(RunDirectory(Path(out)), config, model, data, method, progress)
+    return train_in(RunDirectory(Path(out)), config, model, data, method, progress, join())
 
 
 def _as_config(model: ModelSpec, data: Dataset, method: Method, settings: Settings, dataset_size: int | None) -> Config:

@@ -27,6 +27,8 @@ from ..certification.sweep import Certificates, Request, certify_to_files, check
 from ..errors import RunError
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
+from ..scale.shards import leading, tell, told
+from ..scale.world import ALONE, World
 from ..store.durable import read_checked_json, read_file, write_checked_json
 from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
@@ -38,6 +40,7 @@ from .identity import images_sha256
 from .loaded import LoadedRun
 
 DEFAULT_EXAMPLES = 500
+_FIGURES = "figures"  # in the last message of rank 0
 
 
 @dataclass(frozen=True)
@@ -98,28 +101,44 @@ def _task(run: LoadedRun, request: CertifyRequest) -> _Task:
     return _Task(run, x, y, examples, request.resolved(len(x)), images_sha256(x, y))
 
 
-def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent) -> dict[str, Any]:
+def certify(run: LoadedRun, request: CertifyRequest, progress: Progress = silent, world: World = ALONE) -> dict[str, Any]:
     """Certify the test set (or validation split) of a run, and add the figures to metrics.json."""
-    return certify_runs([(run, request)], progress)[0]
+    return certify_runs([(run, request)], progress, world=world)[0]
 
 
 def certify_runs(
     asked: Sequence[tuple[LoadedRun, CertifyRequest]],
     progress: Progress = silent,
     say: Callable[[str], None] = lambda words: None,
+    world: World = ALONE,
 ) -> list[dict[str, Any]]:
     """Certify several runs; return their figures in the same order. Each run gets the files that it gets alone.
 
     Runs that differ only in their last linear layer are certified in one pass if their requests and noise keys are equal. The
     others follow one after another. All runs stay locked until the last one is done.
+
+    All ranks call this for the same runs and share the images of each pass. Rank 0 locks the runs, chooses the noise keys and
+    writes the files.
     """
     _refuse_repeated([run for run, _ in asked])
     tasks = [_task(run, request) for run, request in asked]
     for run, _ in asked:
         run.directory.require(run.directory.metrics)  # fail before hours of voting, not after
+    for task in tasks:
+        task.run.agree(world, task.images_sha256, task.request)
+    if not world.is_first:
+        return _follow(tasks, world)
+    with leading(world):
+        figures = _lead(tasks, progress, say, world)
+        tell(world, {_FIGURES: figures})
+    return figures
+
+
+def _lead(tasks: list[_Task], progress: Progress, say: Callable[[str], None], world: World) -> list[dict[str, Any]]:
+    """Certify with the runs locked; what rank 0 does."""
     with contextlib.ExitStack() as locks:
-        for run, _ in asked:
-            locks.enter_context(run.directory.locked())
+        for task in tasks:
+            locks.enter_context(task.run.directory.locked())
         for task in tasks:
             _existing_rows(task, task.request, CERTIFICATES)  # refuse before any file is written
         jobs = _jobs(tasks)
@@ -128,9 +147,27 @@ def certify_runs(
             say(_in_words(passes))
         total, before = sum(len(one.images) for one in passes), 0
         for one in passes:
-            one.run(_from(progress, before, total))
+            one.run(_from(progress, before, total), world)
             before += len(one.images)
     return [job.entry for job in jobs]
+
+
+def _follow(tasks: list[_Task], world: World) -> list[dict[str, Any]]:
+    """Certify images for rank 0, pass by pass, until it has the figures."""
+    while _FIGURES not in (order := told(world)):
+        chosen = [tasks[place] for place in order["runs"]]
+        model, first = chosen[0].run.model, chosen[0]
+        if len(chosen) > 1:
+            parts = [part for task in chosen if (part := headed(task.run.model, task.x)) is not None]
+            shared = share(parts, first.x, first.request.how.sigma)
+            if shared is None or len(parts) < len(chosen):
+                raise RunError(f"rank {world.rank} computes other logits than rank 0 for these runs; certify them one by one")
+            model = shared
+        files = [(task.run.path, indices) for task, indices in zip(chosen, order["indices"], strict=True)]
+        key = bytes.fromhex(order["key"])
+        certify_to_files(model, first.x, first.y, files, first.request.how, key=key, world=world)
+    figures: list[dict[str, Any]] = order[_FIGURES]
+    return figures
 
 
 def _refuse_repeated(runs: Sequence[LoadedRun]) -> None:
@@ -152,8 +189,8 @@ def _from(progress: Progress, before: int, of_all: int) -> Progress:
 class _Job:
     """One run of a call of `certify_runs`: the file of its rows, its noise key, its images, and in the end its figures."""
 
-    def __init__(self, task: _Task, parts: Headed | None, new_key: bytes) -> None:
-        self.task, self.parts = task, parts
+    def __init__(self, place: int, task: _Task, parts: Headed | None, new_key: bytes) -> None:
+        self.place, self.task, self.parts = place, task, parts
         self.file, self.key = _rows_file(task, task.request, CERTIFICATES, new_key=new_key)
         _refuse_rows_of_others(CertificateRow, self.file, even_subset(len(task.x), task.examples), task.request.how)
         entries = read_metrics(task.run.directory.metrics)["certification"]
@@ -190,7 +227,7 @@ def _jobs(tasks: list[_Task]) -> list[_Job]:
     for place, task in enumerate(tasks):
         parts = headed(task.run.model, task.x) if len(tasks) > 1 else None
         kind = (place if parts is None else parts.sha256, task.request)
-        jobs.append(_Job(task, parts, keys.setdefault(kind, secret_key())))
+        jobs.append(_Job(place, task, parts, keys.setdefault(kind, secret_key())))
     return jobs
 
 
@@ -206,13 +243,15 @@ class _Pass:
         """The images that any of the jobs wants."""
         return {index for job in self.jobs for index in job.indices}
 
-    def run(self, progress: Progress) -> None:
+    def run(self, progress: Progress, world: World) -> None:
         """Cast the missing votes, write the rows, and add the figures to each metrics.json."""
         first, began = self.jobs[0], time.perf_counter()
         lacking = sum(job.missing > 0 for job in self.jobs)
         files = [(job.file, job.indices) for job in self.jobs]
         how, x, y = first.task.request.how, first.task.x, first.task.y
-        rows = certify_to_files(self.model, x, y, files, how, key=first.key, progress=progress)
+        indices = [job.indices for job in self.jobs]
+        tell(world, {"runs": [job.place for job in self.jobs], "key": first.key.hex(), "indices": indices})
+        rows = certify_to_files(self.model, x, y, files, how, key=first.key, progress=progress, world=world)
         seconds = (time.perf_counter() - began) / max(1, lacking)  # the runs share the time of the pass
         for job, of_job in zip(self.jobs, rows, strict=True):
             job.finish(of_job, seconds)
@@ -261,21 +300,41 @@ def certificates_of(run: LoadedRun, entry: dict[str, Any]) -> Certificates:
     )
 
 
-def decide(run: LoadedRun, request: CertifyRequest, radius: float, progress: Progress = silent) -> dict[str, Any]:
-    """Answer "is it robust at `radius`?" for a run's test set; rows in robust-*.tsv."""
+def decide(
+    run: LoadedRun, request: CertifyRequest, radius: float, progress: Progress = silent, world: World = ALONE
+) -> dict[str, Any]:
+    """Answer "is it robust at `radius`?" for a run's test set; rows in robust-*.tsv. The ranks share the images."""
     check_radius(radius, request.how.sigma)
     task = _task(run, request)
-    request = task.request
+    run.agree(world, task.images_sha256, (task.request, radius))
+    if not world.is_first:
+        order = told(world)
+        key, nowhere = bytes.fromhex(order["key"]), run.path
+        decide_to_file(run.model, task.x, task.y, order["indices"], nowhere, task.request.how, radius, key=key, world=world)
+        figures: dict[str, Any] = told(world)
+        return figures
+    with leading(world):
+        figures = _decided(task, radius, progress, world)
+        tell(world, figures)
+    return figures
+
+
+def _decided(task: _Task, radius: float, progress: Progress, world: World) -> dict[str, Any]:
+    """Decide with the run locked; what rank 0 does."""
+    run, request = task.run, task.request
     with run.directory.locked():
         file, key = _rows_file(task, request, ROBUST, radius)
         _refuse_rows_of_others(RobustRow, file, even_subset(len(task.x), task.examples), request.how)
         indices = indices_to_certify(RobustRow, file, len(task.x), task.examples)
-        rows = decide_to_file(run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress)
-    low, high = confidence_interval(sum(row.robust == 1 and row.correct == 1 for row in rows), len(rows))
+        tell(world, {"key": key.hex(), "indices": indices})
+        rows = decide_to_file(
+            run.model, task.x, task.y, indices, file, request.how, radius, key=key, progress=progress, world=world
+        )
+    right = sum(row.robust == 1 and row.correct == 1 for row in rows)
     return {
         "radius": radius,
-        "certified_accuracy": sum(row.robust == 1 and row.correct == 1 for row in rows) / len(rows),
-        "certified_accuracy_interval": [low, high],
+        "certified_accuracy": right / len(rows),
+        "certified_accuracy_interval": list(confidence_interval(right, len(rows))),
         "undecided": sum(row.robust == -1 for row in rows),
         "votes": sum(row.votes for row in rows),
         "votes_of_certify": len(rows) * (request.how.n0 + request.how.n),

@@ -12,6 +12,7 @@ from ..errors import DataError
 from ..models.factory import Shape
 from ..privacy.statement import Statement
 from ..progress import Progress, silent
+from ..scale.world import World
 from ..shapes import mismatch
 from ..store.runs import RunDirectory
 from .config import Config
@@ -65,6 +66,12 @@ class LoadedRun:
             )
         require_same_test_images(data, self._facts, str(self.path))
         return data
+
+    def agree(self, world: World, images_sha256: str, request: object) -> None:
+        """Raise on every rank unless all have the same model, images and request."""
+        world.agree(f"model of {self.path}", f"{type(self.model).__qualname__} {self.model_sha256}")
+        world.agree(f"images of {self.path}", images_sha256)
+        world.agree(f"request for {self.path}", repr(request))
 
     def smoothed(self, sigma: float | None = None, *, fresh_noise: bool = False) -> SmoothedClassifier:
         """The smoothed classifier of the model; `sigma` defaults to the certification sigma of the run."""

@@ -13,6 +13,7 @@ from ..errors import ModelError, RunError
 from ..methods import Method
 from ..models.factory import Factory, is_factory_name
 from ..progress import Progress, silent
+from ..scale.world import ALONE, World
 from ..store.durable import read_file, sha256_hex, write_atomically, write_checked_json
 from ..store.runs import RunDirectory
 from ..training.curve import accuracy
@@ -26,28 +27,46 @@ from .sources import load_data
 
 
 def train(
-    config: Config, out: Path, progress: Progress = silent, data_progress: Progress = silent, *, factory: Factory | None = None
+    config: Config,
+    out: Path,
+    progress: Progress = silent,
+    data_progress: Progress = silent,
+    *,
+    factory: Factory | None = None,
+    world: World = ALONE,
 ) -> Run:
-    """Train in `out`, or resume there; a finished run is only loaded. `factory` builds a custom model."""
+    """Train in `out`, or resume there; a finished run is only loaded. `factory` builds a custom model.
+
+    All ranks of `world` call this; only rank 0 uses `out`.
+    """
     method, directory = config.build_method(), RunDirectory(out)
-    _refuse_other_request(directory, config)
+    if world.is_first:
+        _refuse_other_request(directory, config)
     if factory is None and is_factory_name(config.model.name):
         raise ModelError(
             f"model.name is {config.model.name!r}, a custom model; pass it on the command line: --model {config.model.name}"
         )
-    data = load_data(config, data_progress)
+    with world.one_at_a_time_per_machine():  # the first rank may have to download the data
+        data = load_data(config, data_progress)
     require_subset(len(data.x_test), request_of(config).count(len(data.x_test)))  # fail before hours of training, not after
     seed = config.train.seed if config.train.seed is not None else secrets.randbits(62)
     model = config.model_spec().build(data.input_shape, data.classes or 0, seed=seed, factory=factory)
-    return train_in(directory, config, model, data, method, progress)
+    return train_in(directory, config, model, data, method, progress, world)
 
 
 def train_in(
-    directory: RunDirectory, config: Config, model: nn.Module, data: Dataset, method: Method, progress: Progress = silent
+    directory: RunDirectory,
+    config: Config,
+    model: nn.Module,
+    data: Dataset,
+    method: Method,
+    progress: Progress = silent,
+    world: World = ALONE,
 ) -> Run:
     """`train` for a model, data and method that exist already."""
     config = config.for_images(data.input_shape)
-    _refuse_other_request(directory, config)
+    if world.is_first:
+        _refuse_other_request(directory, config)
     began, finished_before = time.perf_counter(), directory.model.exists()
 
     def claim() -> str:
@@ -65,9 +84,11 @@ def train_in(
         labels={"method": config.method.name, "dataset": data.name},
         identify=lambda trained: facts_of(trained, data),
         progress=progress,
+        world=world,
     )
-    if not (finished_before and directory.metrics.exists()):
+    if world.is_first and not (finished_before and directory.metrics.exists()):
         _write_training_metrics(directory, method, run, data, time.perf_counter() - began)
+    world.wait()  # the files are complete when any rank returns
     return run
 
 

@@ -1,1 +1,1 @@
-"""More than one process: executors that run tasks on this machine or on a Ray cluster."""
+"""Several processes: the ranks of one run, and executors that run many tasks, here or on a Ray cluster."""

@@ -9,6 +9,7 @@ from typing import Self
 
 from .._validate import integer_in
 from ..errors import ConfigError
+from .environment import core_count
 from .executors import MOST_JOBS, LocalProcesses
 from .tasks import Executor, Resources
 
@@ -68,11 +69,6 @@ def _host_and_port(text: str, given: str) -> str:
     if any(character.isspace() or character in "/@?#" for character in host):
         raise ConfigError(f"{given}, its address must be HOST:PORT without a path, e.g. 10.0.0.1:6379")
     return text
-
-
-def core_count() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _address_of_environment() -> str | None:

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..isolation import dissimilar_rows, each_row_alone
+from ..isolation import each_row_alone
 from ..methods import Method
-from ..models.parts import head_name
+from ..models.parts import layers_before_head
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
+from ..scale.world import World
 from ..views import Gaussian, Original, SmoothAdv
 from ..workers import parallel_map
 
-_AGREEMENT = 1e-5  # of the largest logit: only rounding may differ
 _ROWS = 512  # rows (records x views) at a time
 LARGEST_BYTES = 8 << 30
 ROWS_OF_FEATURES = 1 << 14  # rows at a time in a step: features are far smaller than images
@@ -42,56 +42,61 @@ def method_of_head_phase(method: Method, copies: int) -> Method:
 def trunk_of(model: nn.Module, method: Method, input_shape: tuple[int, ...]) -> nn.Module | None:
     """Return the frozen layers before the head, as a module; None if features cannot be stored for this model.
 
-    The model must be its head, a linear layer, applied to the output of the rest. Views must not depend on the head.
+    Views must not depend on the head.
     """
-    name = head_name(model)
-    head = model.get_submodule(name)
-    if not isinstance(head, nn.Linear) or type(method.views) not in (Gaussian, Original):
-        return None
-    trunk = copy.deepcopy(model)
-    parent, _, local = name.rpartition(".")
-    if not name:
-        return None
-    setattr(trunk.get_submodule(parent), local, nn.Identity())
-    rows = dissimilar_rows(input_shape).to(head.weight.device)
-    with torch.no_grad():
-        expected, features = model(rows), trunk(rows)
-        same = features.shape == (len(rows), head.in_features) and torch.allclose(
-            head(features), expected, rtol=0.0, atol=_AGREEMENT * float(expected.abs().max().clamp(min=1.0))
-        )
-    return trunk if same else None
+    return layers_before_head(model, input_shape) if type(method.views) in (Gaussian, Original) else None
+
+
+def _records_at_a_time(method: Method) -> int:
+    return max(1, _ROWS // method.views.count // POSITIONS_PER_BLOCK) * POSITIONS_PER_BLOCK
+
+
+def records_of_rank(world: World, method: Method, records: int) -> range:
+    """Return the records whose features this rank computes and stores: whole parts, so that no feature depends on the ranks."""
+    size = _records_at_a_time(method)
+    parts = world.share(-(-records // size))
+    return range(min(parts.start * size, records), min(parts.stop * size, records))
 
 
 def stored_features(
-    trunk: nn.Module, images: Tensor, method: Method, key: bytes, step: int, device: torch.device, workers: int, tell: Tell
+    trunk: nn.Module,
+    images: Tensor,
+    method: Method,
+    key: bytes,
+    step: int,
+    device: torch.device,
+    workers: int,
+    tell: Tell,
+    records: range | None = None,
 ) -> Tensor:
-    """Return the features of all views of all records, ``[N, R, features]``.
+    """Return the features of all views of `records` (of all records unless given), ``[N, R, features]``.
 
     The noise is a function of (key, step, position of the record). Each part has the same number of rows, padded if need be:
     the features of a record are the same whatever other records exist.
     """
     views, shape = method.views, tuple(images.shape[1:])
-    size = max(1, _ROWS // views.count // POSITIONS_PER_BLOCK) * POSITIONS_PER_BLOCK
+    size, records = _records_at_a_time(method), range(len(images)) if records is None else records
     width = trunk(torch.zeros((1, *shape), device=device)).shape[1]
-    needed = len(images) * views.count * width * 4
+    needed = len(records) * views.count * width * 4
     if needed > LARGEST_BYTES:
         raise ConfigError(
-            f"head.copies is {views.copies}: the features of {len(images)} records need {needed / 2**30:.0f} GiB; lower it"
+            f"head.copies is {views.copies}: the features of {len(records)} records need {needed / 2**30:.0f} GiB; lower it"
         )
-    stored = torch.empty((len(images), views.count, width), device=device)
+    stored = torch.empty((len(records), views.count, width), device=device)
 
     def work(forward: Callable[[Tensor], Tensor], start: int) -> tuple[int, Tensor]:
-        x = images[start : start + size].to(device)
-        records = len(x)
-        x = F.pad(x, (0, 0) * (images.ndim - 1) + (0, size - records))
+        x = images[start : min(start + size, records.stop)].to(device)
+        present = len(x)
+        x = F.pad(x, (0, 0) * (images.ndim - 1) + (0, size - present))
         noise = normal_at_positions(key, Purpose.VIEWS, start, start + size, (views.copies, *shape), device, step)
         rows = views(trunk, x, torch.zeros(size, dtype=torch.long, device=device), noise).flatten(0, 1)
         with torch.inference_mode():
-            return start + records, torch.unflatten(forward(rows), 0, (size, views.count))[:records]
+            done = start + present - records.start
+            return done, torch.unflatten(forward(rows), 0, (size, views.count))[:present]
 
     trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     forwards = [each_row_alone(copy.deepcopy(trunk), shape) for _ in range(workers)]
-    for done, features in parallel_map(forwards, work, range(0, len(images), size)):
+    for done, features in parallel_map(forwards, work, range(records.start, records.stop, size)):
         stored[done - len(features) : done] = features
-        tell(done, len(images))
+        tell(done, len(records))
     return stored

@@ -22,6 +22,7 @@ from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
 from ..privacy.mechanism import RECORDED_LATER, STEPS_PER_BLOCK, Plan, opening_facts
 from ..privacy.statement import Statement, installed_versions, recorded_versions, state
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
+from ..scale.world import ALONE, World
 from ..store.durable import canonical_json, write_atomically
 from ..store.metrics import FORMAT
 from ..store.runs import RunDirectory
@@ -123,12 +124,17 @@ class Keeper:
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that is ready for step `first`."""
+    """A run that is ready for step `first`; with `finished` nothing is left to do.
+
+    Every rank has the key and a copy of the ledger in memory. Only rank 0 has a keeper and the ledger's file.
+    """
 
     key: bytes = field(repr=False)
     ledger: Ledger
     first: int = 0
     keeper: Keeper | None = None
+    finished: Statement | None = None
+    world: World = ALONE
     saved_at: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 
     def settle(self, done: int, total: int, *, stop: bool) -> None:
@@ -141,6 +147,7 @@ class Begun:
             self.keeper.save(done)
             self.saved_at[0] = time.monotonic()
         if stop and done < total:
+            self.world.wait()  # until rank 0 has saved: a rank that ends early would end the others
             raise Interrupted(f"stopped after step {done} of {total}")
 
 
@@ -177,7 +184,16 @@ def begin_in(directory: RunDirectory, training: Training, config_sha256: str | N
     return Begun(key, ledger, first, Keeper(directory, origin, training, ledger, watch, points))
 
 
-def finish(training: Training, begun: Begun, labels: dict[str, str]) -> Statement:
+def follow(key: bytes, ledger: bytes, first: int, finished: bool, versions: dict[str, str], world: World) -> Begun:
+    """Return on another rank what rank 0 has begun: with a copy of its ledger in memory, and without files."""
+    origin = "the ledger of rank 0"
+    if finished:
+        mirror = Ledger.parse(ledger, origin)
+        return Begun(key, mirror, first, finished=state(mirror, versions or None), world=world)
+    return Begun(key, Ledger.parse(ledger, origin, _mac_key(key)), first, world=world)
+
+
+def finish(training: Training, begun: Begun, labels: Callable[[], dict[str, str]]) -> Statement:
     """Close the ledger; with a directory, write the released weights with their statement, and destroy the key."""
     ledger, plan = begun.ledger, training.plan
     if not ledger.is_closed:
@@ -186,13 +202,15 @@ def finish(training: Training, begun: Begun, labels: dict[str, str]) -> Statemen
     if begun.keeper is None:
         return statement
     directory, averaging = begun.keeper.directory, training.phases[-1].keys.averaging_in_words
+    config_sha256 = begun.keeper.origin.config_sha256
+    public = {**labels(), **({} if config_sha256 is None else {"config_sha256": config_sha256})}
     facts = {"epsilon": repr(statement.epsilon), "delta": repr(statement.delta), "privacy": statement.short}
     facts["statement"] = canonical_json(statement.as_metrics())
     facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
     facts |= {"input_shape": canonical_json(list(training.data.input_shape)), "classes": str(plan.classes)}
     facts |= {} if averaging is None else {"averaging": averaging}
     write_atomically(directory.curve, curve_file(begun.keeper.points, plan, statement))
-    write_atomically(directory.model, model_bytes(training.model, {**labels, **facts}))
+    write_atomically(directory.model, model_bytes(training.model, {**public, **facts}))
     directory.forget_secrets()
     return statement
 

@@ -4,6 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,17 @@ from ..privacy.mechanism import STEPS_PER_BLOCK, EarlierPhase, Mechanism, Plan, 
 from ..privacy.statement import Statement, state
 from ..progress import Progress, silent
 from ..rounding import ceil_text
+from ..scale.world import ALONE, World
 from ..store.runs import RunDirectory
 from ..views import SmoothAdv
 from ..workers import worker_count
 from .curve import COARSER
-from .features import ROWS_OF_FEATURES, method_of_head_phase, stored_features, trunk_of
+from .features import ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
 from .lifecycle import Begun, Training, begin_in, begin_in_memory, finish, is_finished, reload, remembering
 from .optimizers import set_learning_rate
 from .phases import phases_of
 from .provenance import initial_facts
+from .ranks import agree_on_request, begin_together, device_name
 from .settings import HeadConfig, Settings
 from .state import steps_in_checkpoint
 from .step import StepContext, StopAskedError, check_views, private_step, small_parts_change_no_bit
@@ -103,6 +106,7 @@ def fit(
     claim: Callable[[], str] | None = None,
     identify: Callable[[nn.Module], dict[str, str]] | None = None,
     progress: Progress = silent,
+    world: World = ALONE,
 ) -> Run:
     """Train `model` in place, or resume the run in `directory`; a finished run is only loaded.
 
@@ -112,8 +116,11 @@ def fit(
     All inputs are checked before the ledger opens. `labels` are public facts for the model's header. `claim` is called once
     the directory is locked; it writes the config there and returns its SHA-256. `identify` returns more public facts, about
     the trained model.
+
+    All ranks of `world` call this with the same arguments and return the same run. Only rank 0 uses `directory`, `claim` and
+    `progress`.
     """
-    device = choose_device(settings.train.device)
+    device = choose_device(device_name(world, settings.train.device))
     check_model(model, data.input_shape, data.classes or 0)
     trains = spec_of(model).train
     plan = plan_for(data, method, settings, trains)
@@ -121,24 +128,35 @@ def fit(
         torch.set_num_threads(settings.train.threads)
     model.to(device)
     check_views(method.views, model, data.input_shape)
-    for remark in method.remarks:
+    progress = progress if world.is_first else silent
+    for remark in method.remarks if world.is_first else ():
         warnings.warn(remark, DpcertWarning, stacklevel=2)
     phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method))
     training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data))
+    agree_on_request(world, training, device)
+    with ExitStack() as held:
+        begun = begin_together(world, training, lambda: _begin(training, directory, claim, held))
+        path = None if directory is None else directory.path
+        if begun.finished is not None:
+            return Run(model, begun.ledger, begun.finished, plan, path)
+        statement = _train(training, begun, lambda: {**(labels or {}), **(identify(model) if identify else {})}, progress)
+        return Run(model, begun.ledger, statement, plan, path)
+
+
+def _begin(training: Training, directory: RunDirectory | None, claim: Callable[[], str] | None, held: ExitStack) -> Begun:
+    """Begin or resume the run, or load it if it is finished. The lock of its directory is released with `held`."""
     if directory is None:
         training.enter(0)
-        return _train(training, begin_in_memory(training), dict, progress)
+        return begin_in_memory(training)
     directory.create()
-    with directory.locked():
-        config_sha256 = None if claim is None else claim()
-        facts = {**(labels or {}), **({} if config_sha256 is None else {"config_sha256": config_sha256})}
-        if is_finished(directory):
-            ledger, statement = reload(directory, training, config_sha256)
-            return Run(model, ledger, statement, plan, directory.path)
-        done = steps_in_checkpoint(directory)
-        training.enter(plan.phase_of(min(max(done - 1, 0), plan.steps - 1)))
-        begun = begin_in(directory, training, config_sha256)
-        return _train(training, begun, lambda: facts | (identify(model) if identify else {}), progress)
+    held.enter_context(directory.locked())
+    config_sha256 = None if claim is None else claim()
+    if is_finished(directory):
+        ledger, statement = reload(directory, training, config_sha256)
+        return Begun(b"", ledger, training.plan.steps, finished=statement)
+    done = steps_in_checkpoint(directory)
+    training.enter(training.plan.phase_of(min(max(done - 1, 0), training.plan.steps - 1)))
+    return begin_in(directory, training, config_sha256)
 
 
 def _facts_about_initial_weights(model: nn.Module, data: Dataset) -> dict[str, Any]:
@@ -153,16 +171,16 @@ def _facts_about_initial_weights(model: nn.Module, data: Dataset) -> dict[str, A
     return {**initial_facts(model, data.x_train), "public_inputs": [public.facts]}
 
 
-def _train(training: Training, begun: Begun, labels: Callable[[], dict[str, str]], progress: Progress) -> Run:
+def _train(training: Training, begun: Begun, labels: Callable[[], dict[str, str]], progress: Progress) -> Statement:
     with remembering(training, begun.ledger):
         for index in range(training.phase, len(training.phases)):
             if index != training.phase:
                 training.enter(index)
             _run_phase(training, begun, progress)
             training.average.release()
-    statement = finish(training, begun, labels())
-    path = None if begun.keeper is None else begun.keeper.directory.path
-    return Run(training.model, begun.ledger, statement, training.plan, path)
+    statement = finish(training, begun, labels)
+    begun.world.agree("the ledger", begun.ledger.sha256)  # no rank returns before rank 0 has written the run
+    return statement
 
 
 def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
@@ -173,11 +191,12 @@ def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
         return
     keys = training.phases[training.phase].keys
     context = _step_context(training, begun, progress)
-    spent = None if progress is silent else _SpentSoFar(context.mechanism)
-    with stop_requests() as asked_to_stop:
+    world, spent = begun.world, None if progress is silent else _SpentSoFar(context.mechanism)
+    with stop_requests(alone=world.size == 1) as asked_to_stop:
         context = replace(context, stop_asked=lambda: bool(asked_to_stop))
         for step in remaining:
-            context.mechanism.charge(step)
+            if context.mechanism.charge(step):
+                world.wait()  # no rank computes before rank 0 has charged the step durably
             set_learning_rate(context.optimizer, keys.learning_rate_at(step - start, count))
             done = step
             with contextlib.suppress(StopAskedError):  # the step is abandoned; a resumed run takes exactly the same step
@@ -187,35 +206,39 @@ def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
                 if begun.keeper is not None:
                     begun.keeper.look(done, gradient)
                 progress(done, total, **({} if spent is None else {"epsilon": spent.text()}))
-            begun.settle(done, total, stop=bool(asked_to_stop))
+            begun.settle(done, total, stop=world.any(bool(asked_to_stop)))
 
 
 def _step_context(training: Training, begun: Begun, progress: Progress) -> StepContext:
     """Return what the steps of the current phase share: the model, or its head with stored features."""
     data, settings, asked = training.data, training.settings, training.phases[training.phase]
     stored = _head_on_features(training, begun, progress) if isinstance(asked.keys, HeadConfig) else None
-    model, images, method = stored or (training.model, data.x_train, training.method)
+    model, images, method, first = stored or (training.model, data.x_train, training.method, 0)
     rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
     inputs = tuple(images.shape[2:] if stored else images.shape[1:])
-    workers = worker_count(next(model.parameters()).device)
+    engines = choose(settings.gradients.engine, model, method.loss, inputs, worker_count(next(model.parameters()).device))
     context = StepContext(
         model,
         images,
         data.y_train,
         method,
         Clip(method.clip_rule, asked.clip_norm),
-        choose(settings.gradients.engine, model, method.loss, inputs, workers),
+        engines,
         Mechanism(training.plan, begun.key, begun.ledger),
         training.optimizer,
         ROWS_OF_FEATURES if stored else rows,
         stored_views=stored is not None,
         phase=training.phase,
+        world=begun.world,
+        workers=begun.world.total(len(engines)),
+        first_stored=first,
     )
-    return replace(context, small_parts=small_parts_change_no_bit(context))
+    differs_on_a_rank = begun.world.any(not small_parts_change_no_bit(context))  # all ranks must split a batch alike
+    return replace(context, small_parts=not differs_on_a_rank)
 
 
-def _head_on_features(training: Training, begun: Begun, progress: Progress) -> tuple[nn.Module, Tensor, Method] | None:
-    """Return the head, the features of all records and the method of a head phase; None if features cannot be stored."""
+def _head_on_features(training: Training, begun: Begun, progress: Progress) -> tuple[nn.Module, Tensor, Method, int] | None:
+    """Return the head, features, method and first record of this rank in a head phase; None if features cannot be stored."""
     model, images, keys = training.model, training.data.x_train, training.phases[training.phase].keys
     assert isinstance(keys, HeadConfig)
     method = method_of_head_phase(training.method, keys.copies)
@@ -227,8 +250,9 @@ def _head_on_features(training: Training, begun: Begun, progress: Progress) -> t
         progress(max(begun.first, training.first_step), training.plan.steps, features=f"{100 * done / total:.0f} %")
 
     device = next(model.parameters()).device
-    features = stored_features(trunk, images, method, begun.key, training.first_step, device, worker_count(device), tell)
-    return model.get_submodule(head_name(model)), features, method
+    records, workers = records_of_rank(begun.world, method, len(images)), worker_count(device)
+    features = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell, records)
+    return model.get_submodule(head_name(model)), features, method, records.start
 
 
 class _SpentSoFar:

@@ -69,13 +69,7 @@ def save_checkpoint(
     average: Sequence[Tensor] = (),
 ) -> None:
     """Write weights, optimizer state and average, then the small file that refers to them, then delete older checkpoints."""
-    tensors = {_MODEL + name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    for index, values in optimizer.state_dict()["state"].items():
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{_OPTIMIZER}{index}.{name}"] = value.detach().cpu().contiguous()
-    tensors |= {f"{_AVERAGE}{index}": value.detach().cpu().contiguous() for index, value in enumerate(average)}
-    data = save(tensors)
+    data = checkpoint_bytes(model, optimizer, average)
     file = directory.private / f"checkpoint-{step}.safetensors"
     write_atomically(file, data, mode=0o600, real_folder=True)
     state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, **asdict(origin)}
@@ -85,6 +79,17 @@ def save_checkpoint(
     for older in directory.private.glob("checkpoint-*.safetensors"):
         if older != file:
             remove(older)
+
+
+def checkpoint_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, average: Sequence[Tensor] = ()) -> bytes:
+    """Return weights, optimizer state and average as safetensors."""
+    tensors = {_MODEL + name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{_OPTIMIZER}{index}.{name}"] = value.detach().cpu().contiguous()
+    tensors |= {f"{_AVERAGE}{index}": value.detach().cpu().contiguous() for index, value in enumerate(average)}
+    return save(tensors)
 
 
 def steps_in_checkpoint(directory: RunDirectory) -> int:
@@ -100,7 +105,21 @@ def load_checkpoint(
         return None
     state = _read_state(directory.state)
     file = directory.private / state["checkpoint"]
-    tensors = load_tensors(file, state["sha256"])
+    _continue_with(load_tensors(file, state["sha256"]), file, model, optimizer, average)
+    origin = Origin(state["data_identity"], state["config_sha256"], state["initial_weights"])
+    return Resumed(state["step"], state["ledger_head"], origin, state["curve"])
+
+
+def load_checkpoint_bytes(
+    data: bytes, origin: str, model: nn.Module, optimizer: torch.optim.Optimizer, average: Sequence[Tensor] = ()
+) -> None:
+    """Load what `checkpoint_bytes` returned into `model`, `optimizer` and `average`."""
+    _continue_with(_tensors(data, origin), Path(origin), model, optimizer, average)
+
+
+def _continue_with(
+    tensors: dict[str, Tensor], file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Sequence[Tensor]
+) -> None:
     weights = {name.removeprefix(_MODEL): value for name, value in tensors.items() if name.startswith(_MODEL)}
     load_weights(model, weights, file)
     slots: dict[int, dict[str, Tensor]] = {}
@@ -113,8 +132,6 @@ def load_checkpoint(
     _load_average(average, {name: value for name, value in tensors.items() if name.startswith(_AVERAGE)}, file)
     if slots:
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-    origin = Origin(state["data_identity"], state["config_sha256"], state["initial_weights"])
-    return Resumed(state["step"], state["ledger_head"], origin, state["curve"])
 
 
 def _load_average(average: Sequence[Tensor], stored: dict[str, Tensor], file: Path) -> None:

@@ -1,5 +1,6 @@
 """One step of DP-CERT training (Algorithm 2 of the paper), one call per line."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from ..isolation import dissimilar_rows
 from ..methods import VIEWS, Method, Views
 from ..privacy.mechanism import Mechanism
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
+from ..scale.world import ALONE, World
 from ..workers import parallel_map
 
 
@@ -29,7 +31,8 @@ def _never() -> bool:
 class StepContext:
     """What stays the same in every step. Each engine works on separate parts, in its own thread.
 
-    With `stored_views`, a row of `images` has the views of a record, made before the first step (`features`).
+    With `stored_views`, a row of `images` has the views of a record, made before the first step (`features`); this rank has
+    them from record `first_stored` on, and works on these records. `workers` counts the engines of all ranks.
     """
 
     model: nn.Module
@@ -45,6 +48,9 @@ class StepContext:
     stop_asked: Callable[[], bool] = _never
     stored_views: bool = False
     phase: int = -1
+    world: World = ALONE
+    workers: int | None = None
+    first_stored: int = 0
 
     @property
     def batch_size(self) -> int:
@@ -65,31 +71,67 @@ def private_step(context: StepContext, step: int) -> Tensor:
     """Sample, make views, compute and clip per-example gradients, sum, add noise, divide by B, update the weights.
 
     A function of (weights, optimizer state, data, key, step). `physical_batch`, the most rows (examples x views) in
-    memory at once, changes the result only by rounding. Returns the noised mean gradient.
+    memory at once, and the number of ranks change the result only by rounding. Returns the noised mean gradient.
+    All ranks draw the same batch; each sums its share. Rank 0 adds the noise, and all ranks use its result, bit for bit.
     """
-    batch = torch.from_numpy(context.mechanism.sample(len(context.images), step))
-    clipped = clipped_sum(context, batch, step, context.physical_batch)
-    gradient = context.mechanism.release(clipped, step)
+    batch = torch.from_numpy(context.mechanism.sample(len(context.labels), step))
+    share = _unless_a_rank_stops(context, lambda: clipped_sum(context, batch, step, context.physical_batch))
+    clipped = context.world.sum(share)
+    gradient = context.world.from_first(lambda: context.mechanism.release(clipped, step), like=clipped.value)
     _descend(context, gradient)
     return gradient
 
 
+def _unless_a_rank_stops(context: StepContext, compute: Callable[[], ClippedSum]) -> ClippedSum:
+    """Return what `compute` returns, or raise `StopAskedError` on every rank if one rank abandons the step."""
+    share = None
+    with contextlib.suppress(StopAskedError):
+        share = compute()
+    if context.world.any(share is None) or share is None:
+        raise StopAskedError
+    return share
+
+
 def clipped_sum(context: StepContext, batch: Tensor, step: int, rows: int) -> ClippedSum:
-    """Return the clipped sum over the whole batch, `rows` rows at a time; halves `rows` if they do not fit in memory."""
+    """Return the clipped sum over this rank's share of the batch, `rows` rows at a time."""
+    return _sum_of_parts(context, batch, _share(context, batch, _part_sizes(context, rows)), step, rows)
+
+
+def _share(context: StepContext, batch: Tensor, sizes: tuple[int, int]) -> list[Part]:
+    """Return the parts of the batch that this rank works on: every part has one rank. May be empty.
+
+    All ranks compute the same split, from numbers that they agree on.
+    """
+    if context.stored_views:  # of these records only; `batch` is in increasing order
+        stored = torch.tensor([context.first_stored, context.first_stored + len(context.images)])
+        first, stop = torch.searchsorted(batch, stored).tolist()
+        return _parts(stop, sizes, first)
+    loads, own = [0] * context.world.size, []
+    for part in _parts(len(batch), sizes):
+        rank = loads.index(min(loads))
+        loads[rank] += part.size
+        own += [part] if rank == context.world.rank else []
+    return own
+
+
+def _sum_of_parts(context: StepContext, batch: Tensor, parts: list[Part], step: int, rows: int) -> ClippedSum:
+    """Return the clipped sum over `parts`; splits them to half the `rows` if they do not fit in memory."""
 
     def work(engine: Engine, part: Part) -> ClippedSum:
         return _clipped_sum_of(context, engine, batch[part.start : part.stop], part, step)
 
     total = empty_sum(context.model, context.clip)
     try:
-        for clipped in parallel_map(context.engines, work, _parts(len(batch), _part_sizes(context, rows))):
+        for clipped in parallel_map(context.engines, work, parts):
             total = total + clipped
             if context.stop_asked():  # a large batch may take longer than the user wants to wait
                 raise StopAskedError
     except RuntimeError as error:
         if not _is_about_memory(error) or rows < 2 * context.method.views.count:
             raise
-        return clipped_sum(context, batch, step, rows // 2)
+        sizes = _part_sizes(context, rows // 2)  # the share stays the same: other ranks may have enough memory
+        smaller = [half for part in parts for half in _parts(part.stop, sizes, part.start)]
+        return _sum_of_parts(context, batch, smaller, step, rows // 2)
     return total
 
 
@@ -98,8 +140,8 @@ def _clipped_sum_of(context: StepContext, engine: Engine, indices: Tensor, part:
     device = next(context.model.parameters()).device
     missing = part.size - len(indices)
     x, labels = (
-        F.pad(values[indices].to(device), (0, 0) * (values.ndim - 1) + (0, missing))
-        for values in (context.images, context.labels)
+        F.pad(values[places].to(device), (0, 0) * (values.ndim - 1) + (0, missing))
+        for values, places in ((context.images, indices - context.first_stored), (context.labels, indices))
     )
     views = x if context.stored_views else _views_of_part(context, x, labels, part, step)
     clipped = engine(context.model, context.method.loss, views, labels, FirstOnly(context.clip, len(indices)))
@@ -128,7 +170,7 @@ def _part_sizes(context: StepContext, rows: int) -> tuple[int, int]:
     A kernel may sum in a different order for a different number of rows. If the number of rows followed the number of
     sampled records, one more record could change the other gradients by a rounding error each. With fixed sizes it cannot.
     """
-    workers, expected = len(context.engines), context.batch_size
+    workers, expected = context.workers or len(context.engines), context.batch_size
     most = max(1, rows // context.method.views.count)
     each = expected / (workers * -(-expected // (most * workers)))
     if most < POSITIONS_PER_BLOCK:
@@ -146,10 +188,10 @@ def _whole_blocks(size: float, most: int) -> int:
     return max(1, int(min(size, most)) // POSITIONS_PER_BLOCK) * POSITIONS_PER_BLOCK
 
 
-def _parts(total: int, sizes: tuple[int, int]) -> list[Part]:
-    """Split positions 0..total into full large parts, then small ones."""
+def _parts(total: int, sizes: tuple[int, int], first: int = 0) -> list[Part]:
+    """Split positions first..total into full large parts, then small ones."""
     large, small = sizes
-    parts, start = [], 0
+    parts, start = [], first
     while start < total:
         size = large if total - start >= large else small
         parts.append(Part(start, min(start + size, total), size))

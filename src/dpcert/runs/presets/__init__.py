@@ -10,7 +10,7 @@ from ...methods import METHODS
 from ..config import override
 
 DATASETS = ("mnist", "fashion-mnist")  # trained from scratch
-FINE_TUNED = ("cifar10", "cifar10-crossvit")  # from public weights
+FINE_TUNED = ("cifar10", "cifar10-efficientnet", "cifar10-crossvit")  # from public weights
 FAMILIES = (*DATASETS, *FINE_TUNED)
 DEFAULT = "mnist/dp-gaussian"
 
