@@ -27,8 +27,8 @@ RANK = {
     "interrupts": 1,
     "losses": 1,
     "input_gradients": 1,
-    "scale": 2,
     "store": 2,
+    "scale": 2.5,  # writes logs through the store; certification uses the world
     "data": 3,
     "privacy": 3,
     "gradients": 3,
@@ -83,6 +83,10 @@ JOINTS = {
     "store/opened",  # all checks on the way from files to figures
     "training/loop",  # steps, state, curve
     "training/lifecycle",  # begins, resumes and ends a run: ledger, checkpoints, memory of what was seen
+    "scale/executors",  # tasks in child processes
+    "scale/ray_worker",  # the same on a node, after its checks
+    "scale/ray_bridge",  # submits that to Ray
+    "scale/placement",  # names to executors
     "training/ranks",  # how other ranks follow what rank 0 has begun: its lifecycle and state
     "training/audit",  # trains with the loop
 }

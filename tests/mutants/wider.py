@@ -22,6 +22,7 @@ CORRELATE = "tests/analysis/test_correlate.py"
 CURVE = "tests/training/test_curve.py"
 DURABLE = "tests/store/test_durable.py"
 ENGINES = "tests/contracts/test_engines.py"
+EXECUTORS = "tests/scale/test_executors.py"
 EXPORT = "tests/release/test_export.py"
 FIGURES = "tests/report/test_figures.py"
 FINE_TUNED = "tests/report/test_fine_tuned.py"
@@ -45,14 +46,17 @@ REPRODUCTION = "tests/paper/test_reproduction.py"
 RESUME_ALL = "tests/training/test_resume_all.py"
 RNG = "tests/test_rng.py"
 ROUNDING = "tests/test_rounding.py"
+RUNNER = "tests/paper/test_runner.py"
 SCHEDULES = "tests/training/test_schedules.py"
 SECRETS = "tests/security/test_secrets.py"
+SESSION = "tests/scale/test_session.py"
 SETTINGS = "tests/training/test_settings.py"
 SMOOTH = "tests/certification/test_smooth.py"
 SMOOTHADV = "tests/views/test_smoothadv.py"
 STEP = "tests/training/test_step.py"
 SWEEP = "tests/certification/test_sweep.py"
 TABLES = "tests/report/test_tables.py"
+TASKS = "tests/scale/test_tasks.py"
 TRADE_OFF = "tests/privacy/test_tradeoff.py"
 VERDICTS = "tests/paper/test_verdicts.py"
 VERIFY = "tests/release/test_verify.py"
@@ -850,5 +854,47 @@ WIDER = [
         '"averaging": evidence.header.get("averaging")',
         (f"{AVERAGING}::test_an_averaged_run_verifies_and_a_header_of_another_averaging_does_not",),
         "a header may claim any averaging",
+    ),
+    Mutant(
+        "scale/tasks.py",
+        "environment.pop(OUTCOME_FILE, None)",
+        "environment.get(OUTCOME_FILE)",
+        (f"{TASKS}::test_success_records_nothing_and_grandchildren_do_not_inherit_the_file",),
+        "a process that a task starts overwrites the reason of the task",
+    ),
+    Mutant(
+        "scale/child.py",
+        "while os.getppid() == int(parent):",
+        "while True:",
+        (f"{TASKS}::test_a_child_of_a_dead_worker_ends",),
+        "the child of a killed worker trains on while the retry starts elsewhere",
+    ),
+    Mutant(
+        "scale/session.py",
+        "if _lock(descriptor, path):\n            return",
+        "if False:\n            return",
+        (f"{SESSION}::test_a_node_with_a_copy_of_the_folder_is_refused",),
+        "a node that shares no locks joins, and two nodes train into one run",
+    ),
+    Mutant(
+        "scale/session.py",
+        "if driver.get(name) != here.get(name):",
+        "if False:",
+        (f"{SESSION}::test_other_code_is_refused",),
+        "a node with another version computes rows",
+    ),
+    Mutant(
+        "scale/ray_bridge.py",
+        "elif task.losses > RETRIES:",
+        "elif False:",
+        (f"{EXECUTORS}::test_retries_are_bounded_and_the_other_tasks_go_on",),
+        "a task that kills its node is retried forever",
+    ),
+    Mutant(
+        "paper/runner.py",
+        "outcome.error == BusyError.__name__ or",
+        '"is in use" in reason or',
+        (f"{RUNNER}::test_a_child_that_came_second_tries_again",),
+        "whether to wait is read from the words of a message",
     ),
 ]
