@@ -60,6 +60,8 @@ class Group:
             environment = {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(size),
                 "DPCERT_RENDEZVOUS": str(meeting),
                 "OMP_NUM_THREADS": "1",
                 **per_rank.get(f"rank{rank}", {}),

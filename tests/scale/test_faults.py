@@ -116,7 +116,7 @@ def test_kills_at_random_moments(whole, tmp_path, evidence):
     choose, kills = random.Random(1), 0
     for number in range(60):
         sizes = choose.choice((2, 3, 4)), choose.choice((1, 2, 3, 4))
-        rank, exchange, after = choose.randrange(sizes[0]), choose.randrange(1, 70), choose.random() < 0.5
+        rank, exchange, after = choose.randrange(sizes[0]), choose.randrange(1, 60), choose.random() < 0.5
         folder = tmp_path / str(number)
         folder.mkdir()
         kills += kill_and_resume(whole, folder / "out", rank, exchange, after, sizes)

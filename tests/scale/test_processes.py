@@ -13,6 +13,8 @@ import pytest
 from dpcert.errors import RankError
 from dpcert.interrupts import Interrupted
 from dpcert.scale import launch
+from dpcert.store.runs import RunDirectory
+from dpcert.training.state import steps_in_checkpoint
 from tests.conftest import blobs
 from tests.e2e.test_kill import environment
 from tests.scale.test_faults import assert_alike
@@ -113,7 +115,8 @@ def test_killed_and_interrupted_a_run_goes_on_with_any_number_of_processes(folde
     process.send_signal(signal.SIGINT)
     _, text = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130 and all(map(ended, ranks))
-    assert len(errors(text)) == 1 and "interrupted: stopped after step" in text and "--processes 2" in text
+    assert len(errors(text)) == 1 and "interrupted; resume with: " in text and "--processes 2" in text
+    assert steps_in_checkpoint(RunDirectory(out)) % 100 > 0  # saved at the stop request, not at the end of a block
     process = start(folder, out, "--processes", "3")
     output, text = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0 and errors(text) == [] and output.count("trained: ") == 1
@@ -150,7 +153,8 @@ def test_torchrun_starts_stops_and_reports(folder, whole):
     wait_for_steps(process)
     process.send_signal(signal.SIGTERM)
     _, text = process.communicate(timeout=LIMIT_SECONDS)
-    assert text.count("interrupted: stopped after step") == 1, text
+    assert text.count("interrupted; resume with: ") == 1, text
+    assert steps_in_checkpoint(RunDirectory(out)) % 100 > 0
     process = torchrun(folder, out)
     output, text = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0 and output.count("trained: ") == 1 and "error" not in text

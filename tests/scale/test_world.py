@@ -110,6 +110,14 @@ def test_without_an_environment_a_process_is_alone():
     assert environment.place({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}).local_rank == 1
 
 
+def test_only_ranks_that_are_known_to_share_a_machine_use_its_loopback():
+    """srun sets no LOCAL_WORLD_SIZE: ranks on other machines could not reach a loopback interface."""
+    given = {"RANK": "3", "WORLD_SIZE": "4"}
+    assert not environment.place(given).on_one_machine and environment.place(given | {"SLURM_LOCALID": "1"}).local_rank == 1
+    assert environment.place(given | {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}).on_one_machine
+    assert not environment.place(given | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}).on_one_machine
+
+
 def _sizes_differ() -> None:
     join()
 

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,7 +111,7 @@ def joined(processes: int | None) -> "World":
     if processes is not None and processes > 1 and here.size == 1:
         from ..scale.launch import launch, this_command
 
-        raise typer.Exit(launch(this_command(typed), processes))
+        sys.exit(launch(this_command(typed), processes))  # the ranks have said why
     if processes is not None and processes != here.size:
         raise RankError(f"--processes is {processes}, but torchrun started {here.size} ranks; leave --processes out")
     from ..scale.world import join

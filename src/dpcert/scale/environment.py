@@ -15,12 +15,12 @@ LAUNCHER_PIPE = "DPCERT_LAUNCHER_PIPE"  # closed when the launcher ends, however
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a process in its group: `local_rank` of `local_size` on this machine."""
+    """The place of a process in its group: `local_rank` of `local_size` on this machine (None: not known)."""
 
     rank: int
     size: int
     local_rank: int
-    local_size: int
+    local_size: int | None
 
     @property
     def is_first(self) -> bool:
@@ -29,7 +29,7 @@ class Place:
 
     @property
     def on_one_machine(self) -> bool:
-        """Whether all ranks run on this machine."""
+        """Whether all ranks are known to run on this machine."""
         return self.local_size == self.size
 
 
@@ -37,21 +37,25 @@ ALONE = Place(0, 1, 0, 1)
 
 
 def place(environment: Mapping[str, str] | None = None) -> Place:
-    """Return the place that RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE give; without them a process is alone."""
+    """Return the place that RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE give; without them a process is alone.
+
+    torchrun sets all of them. With the first two alone (srun, mpirun) the ranks may be on several machines.
+    """
     given = os.environ if environment is None else environment
     if "RANK" not in given and "WORLD_SIZE" not in given:
         return ALONE
     rank, size = _number(given, "RANK"), _number(given, "WORLD_SIZE")
-    local_rank, local_size = _number(given, "LOCAL_RANK", rank), _number(given, "LOCAL_WORLD_SIZE", size)
-    for name, low, name_of_size, high in (
-        ("RANK", rank, "WORLD_SIZE", size),
-        ("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size),
-    ):
-        if low >= high:
-            raise RankError(
-                f"{name} is {low}, must be below {name_of_size} = {high}; start all ranks with one torchrun command"
-            )
+    local_rank = _number(given, "LOCAL_RANK", _number(given, "SLURM_LOCALID", rank))
+    local_size = _number(given, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else None
+    _require_below("RANK", rank, "WORLD_SIZE", size)
+    if local_size is not None:
+        _require_below("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size)
     return Place(rank, size, local_rank, local_size)
+
+
+def _require_below(name: str, value: int, limit_name: str, limit: int) -> None:
+    if value >= limit:
+        raise RankError(f"{name} is {value}, must be below {limit_name} = {limit}; start all ranks with one torchrun command")
 
 
 def _number(given: Mapping[str, str], name: str, default: int | None = None) -> int:
