@@ -83,6 +83,7 @@ JOINTS = {
     "store/opened",  # all checks on the way from files to figures
     "training/loop",  # steps, state, curve
     "training/lifecycle",  # begins, resumes and ends a run: ledger, checkpoints, memory of what was seen
+    "training/ranks",  # how other ranks follow what rank 0 has begun: its lifecycle and state
     "training/audit",  # trains with the loop
 }
 JOINED_FOLDERS = {
