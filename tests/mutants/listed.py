@@ -567,6 +567,42 @@ MUTANTS = [
         ("tests/runs/test_several_runs.py::test_skip_misclassified_comes_from_the_run_unless_it_is_given",),
         "the setting of the run is ignored",
     ),
+    # several ranks
+    Mutant(
+        "scale/shards.py",
+        "packed = self._early.pop(self.waited_for)",
+        "packed = self._early.pop(max(self._early))",
+        ("tests/scale/test_shards.py::test_results_are_those_of_one_process_in_order",),
+        "rows in the order of arrival",
+    ),
+    Mutant(
+        "runs/certify.py",
+        'key = bytes.fromhex(order["key"])',
+        'key = bytes.fromhex(order["key"])[::-1]',
+        ("tests/scale/test_sharded_runs.py::test_the_files_are_those_of_one_process",),
+        "each rank has noise of its own",
+    ),
+    Mutant(
+        "certification/votes.py",
+        "return load_compiled(self._world.broadcast(None), inputs) if told(self._world) else None",
+        "return None if told(self._world) and self._world.broadcast(None) else None",
+        ("tests/scale/test_sharded_runs.py::test_rank_0_decides_which_path_votes",),
+        "ranks vote by different kernels",
+    ),
+    Mutant(
+        "runs/loaded.py",
+        'world.agree(f"images of {self.path}", images_sha256)',
+        "pass",
+        ("tests/scale/test_sharded_runs.py::test_ranks_that_differ_say_in_what",),
+        "a rank certifies other images",
+    ),
+    Mutant(
+        "gradients/engine.py",
+        'return norms.device.type != "cpu" or not bool(torch.isfinite(norms).all())',
+        "return not bool(torch.isfinite(norms).all())",
+        ("tests/scale/test_meta_device.py::test_norms_are_looked_at_on_a_cpu_only",),
+        "every part of a step waits for the device",
+    ),
     # phases, stored features, public weights
     Mutant(
         "privacy/mechanism.py",

@@ -119,6 +119,13 @@ def joined(processes: int | None) -> "World":
     return join()
 
 
+def own_device(world: "World", device: str | None) -> str:
+    """The device of this rank; with ``--device cuda`` each rank of a machine has its own GPU."""
+    from ..training.ranks import device_name
+
+    return device_name(world, device or "cpu")
+
+
 def show_help_without_command(context: typer.Context) -> None:
     """Print the help of a command group that was called without a command."""
     if context.invoked_subcommand is None:
