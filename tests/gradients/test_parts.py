@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpcert.gradients import layers, parts
-from dpcert.gradients.parts import Factored, Instantiated, Stacked, products
+from dpcert.gradients.parts import Factored, Instantiated, Stacked
 
 
 def rows(size, b=5, seed=0):

@@ -20,7 +20,7 @@ from ..isolation import keeps_rows_apart
 from ..row_proof import prove, state_of
 from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
 from .layers import RULES, Buffers, Call, has_rule
-from .parts import Instantiated, Part, total
+from .parts import Instantiated, Part, formed_at_once, total
 from .traced import Traced
 
 _MANY_PARAMETERS, _FEW_ROWS, _SOME_ROWS = 1 << 18, 96, 192
@@ -91,18 +91,13 @@ class Layerwise:
         if len(views) == 0:
             return empty_sum(model, clip)
         norms = torch.zeros(len(views), dtype=torch.float64, device=views.device)
-        value: Tensor | None = None
+        sums: list[Tensor] = []
+        parts: list[Part] = []
         for some in _pieces(len(views), self._at_once(model, views)):
             parts = list(self.per_example(model, loss, views[some], labels[some]).values())
             with torch.no_grad():
-                squares = torch.stack([part.norms_squared() for part in parts])
-                norms[some] = squares.sum(dim=0).sqrt_()
-                factors = clip.factors(norms)[some]  # each factor depends on its own norm only
-                unusable = ~torch.isfinite(norms[some])
-                if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
-                    parts = [part.without(unusable) for part in parts]
-                value = _added(value, [part.weighted_sum(factors) for part in parts])
-        assert value is not None
+                sums = _added(sums, parts, norms, some, clip)
+        value = torch.cat([part.in_order(of_part) for part, of_part in zip(parts, sums, strict=True)])
         return ClippedSum(value, clip.sensitivity, norms)
 
     def _at_once(self, model: nn.Module, views: Tensor) -> int:
@@ -153,13 +148,32 @@ def _pieces(count: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _added(value: Tensor | None, sums: list[Tensor]) -> Tensor:
-    """Join the sums of the parameters and add them to `value`, which has one owner and so may change."""
-    if value is None:
-        return torch.cat(sums)
-    for place, part in zip(torch.split(value, [len(part) for part in sums]), sums, strict=True):
-        place += part
-    return value
+def _added(sums: list[Tensor], parts: list[Part], norms: Tensor, some: slice, clip: Clipping) -> list[Tensor]:
+    """Write the norms of the examples at `some`, and add their clipped gradients to the sum of each part.
+
+    Large gradients are formed for a few examples at a time: their norms need all of them, their sum then forgets them.
+    """
+    totals: list[Tensor | None] = list(sums) or [None] * len(parts)
+
+    def add(places: list[int], found: list[Part], here: slice) -> None:
+        factors = clip.factors(norms)[here]  # each factor depends on its own norm only
+        unusable = ~torch.isfinite(norms[here])
+        if bool(unusable.any()):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
+            found = [part.without(unusable) for part in found]
+        for place, part in zip(places, found, strict=True):
+            totals[place] = part.weighted_sum(factors, totals[place])
+
+    late = [place for place, part in enumerate(parts) if part.deferred]
+    ready = [place for place, part in enumerate(parts) if not part.deferred]
+    squares = torch.stack([parts[place].norms_squared() for place in ready] or [torch.zeros_like(norms[some])]).sum(dim=0)
+    norms[some] = squares.sqrt()
+    for few in _pieces(len(norms[some]), formed_at_once([parts[place] for place in late])) if late else []:
+        formed = [parts[place].of(few) for place in late]
+        here = slice(some.start + few.start, some.start + few.stop)
+        norms[here] = torch.stack([squares[few], *(part.norms_squared() for part in formed)]).sum(dim=0).sqrt_()
+        add(late, formed, here)
+    add(ready, [parts[place] for place in ready], some)
+    return [total for total in totals if total is not None]
 
 
 _Passed = tuple[list[Call], tuple[Tensor, ...], dict[str, Tensor]]
