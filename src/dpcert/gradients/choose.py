@@ -13,17 +13,24 @@ ENGINES = ("auto", "layerwise", "vmap")
 _AGREEMENT = 1e-3  # of an example's largest gradient: float32 rounding is far below, a wrong rule far above
 
 
-def choose(name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...], workers: int = 1) -> tuple[Engine, ...]:
+def choose(
+    name: str, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...], workers: int = 1, checkpointing: bool = False
+) -> tuple[Engine, ...]:
     """Return the engine called `name`, one instance per worker; ``auto`` uses `layerwise` where it supports the model.
 
     ``layerwise`` raises where it does not. The reference engine uses one worker: it swaps its weights into the model itself.
+    It keeps all activations, so `checkpointing` raises where the reference engine would be used.
     """
     if name == "vmap":
+        if checkpointing:
+            raise ConfigError("gradients.checkpointing is on, but engine vmap keeps all activations; use auto or turn it off")
         return (clipped_sum,)
-    engine = Layerwise()
+    engine = Layerwise(checkpointing)
     reason = engine.unsupported(model, input_shape) or _disagreement(engine, model, loss, input_shape)
     if reason is None:
-        return (engine, *(Layerwise() for _ in range(workers - 1)))
+        return (engine, *(Layerwise(checkpointing) for _ in range(workers - 1)))
+    if checkpointing:
+        raise ConfigError(f"gradients.checkpointing cannot be used with this model: {reason}; turn it off")
     if name == "layerwise":
         raise ConfigError(f"gradients.engine layerwise does not support this model: {reason}; use vmap or auto")
     return (clipped_sum,)

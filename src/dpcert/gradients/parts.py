@@ -14,7 +14,6 @@ from torch import Tensor
 
 WIDEST = 16384  # gradients with more entries are converted to float64 in blocks
 _IN_CACHE = 1 << 18  # entries of a block
-_IN_MEMORY = 1 << 22  # entries of large gradients that exist at the same time
 
 
 class Part(Protocol):
@@ -254,9 +253,7 @@ class Deferred:
         """Zero the factors of the marked examples."""
         marked, inputs = rows[:, None, None], self.inputs
         return replace(
-            self,
-            inputs=lambda some: torch.where(marked[some], 0.0, inputs(some)),
-            deltas=torch.where(marked, 0.0, self.deltas),
+            self, inputs=lambda some: torch.where(marked[some], 0.0, inputs(some)), deltas=torch.where(marked, 0.0, self.deltas)
         )
 
 
@@ -366,11 +363,6 @@ def product(inputs: Tensor, deltas: Tensor, allocate: Allocate) -> Part:
     if is_large(width_in * width_out):
         return Deferred(lambda some: inputs[some], deltas, width_in, allocate)
     return Instantiated(torch.bmm(deltas.mT, inputs).flatten(1))
-
-
-def formed_at_once(parts: list[Part]) -> int:
-    """Return for how many examples to form the gradients of all these parts at a time, so that they stay in cache."""
-    return max(1, _IN_MEMORY // sum(part.size for part in parts))
 
 
 def is_large(size: int) -> bool:

@@ -17,7 +17,7 @@ from ..data.images import chunks
 from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip
-from ..gradients.memory import default_physical_batch
+from ..gradients.memory import default_physical_batch, keep_freed_memory
 from ..interrupts import stop_requests
 from ..methods import Method
 from ..models.check import check_model
@@ -117,6 +117,7 @@ def fit(
     check_model(model, data.input_shape, data.classes or 0)
     trains = spec_of(model).train
     plan = plan_for(data, method, settings, trains)
+    keep_freed_memory()
     if settings.train.threads:
         torch.set_num_threads(settings.train.threads)
     model.to(device)
@@ -204,7 +205,7 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
         data.y_train,
         method,
         Clip(method.clip_rule, asked.clip_norm),
-        choose(settings.gradients.engine, model, method.loss, inputs, workers),
+        choose(settings.gradients.engine, model, method.loss, inputs, workers, settings.gradients.checkpointing and not stored),
         Mechanism(training.plan, begun.key, begun.ledger),
         training.optimizer,
         ROWS_OF_FEATURES if stored else rows,
