@@ -7,14 +7,12 @@ sum, so the backward pass runs twice (`sums`): a step takes about twice as long.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
 from .engine import LossOfOne
-from .layers import Buffers
 from .parts import Part
 from .traced import Run, Traced
 
@@ -79,8 +77,11 @@ class Checkpointed:
                 self._entries.append(Run(traced).through(segment.nodes, segment.entry, self._entries[-1], segment.exit))
         self._first = next(place for place, segment in enumerate(parts) if segment.names)
 
-    def backward(self, model: nn.Module, buffers: dict[Any, Buffers]) -> Iterator[dict[str, Part]]:
-        """Yield the gradients of the parameters of each segment, from the last to the first one with trained parameters."""
+    def backward(self, model: nn.Module) -> Iterator[dict[str, Part]]:
+        """Yield the gradients of the parameters of each segment, from the last to the first one with trained parameters.
+
+        The memory that the rules use is that of one segment too: it is not kept for the next one.
+        """
         arriving: Tensor | None = None
         for place in range(len(self._segments) - 1, self._first - 1, -1):
             segment, run, entry = self._segments[place], Run(self._traced), self._entries[place].detach()
@@ -94,4 +95,4 @@ class Checkpointed:
                 found = torch.autograd.grad(result, wanted, arriving, allow_unused=True, materialize_grads=True)
             arriving = found[-1] if passes_on else None
             unused = self._traced.unused if place == len(self._segments) - 1 else []
-            yield self._traced.parts(run, found, model, [*segment.names, *unused], self._shape[0], buffers)
+            yield self._traced.parts(run, found, model, [*segment.names, *unused], self._shape[0], {})

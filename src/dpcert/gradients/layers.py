@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import Allocate, ChannelsLast, Deferred, Instantiated, Part, factors_are_cheaper, is_large, product
+from .parts import Allocate, ChannelsLast, Instantiated, Part, deferred_product, factors_are_cheaper, is_large, product
 
 Buffers = dict[Any, Tensor]
 Rule = Callable[[Any, Tensor, Tensor, int, Buffers], dict[str, Part]]
@@ -80,7 +80,7 @@ def _ungrouped(layer: Any, x: Tensor, deltas: Tensor, buffers: Buffers) -> Part:
     allocate = _memory(layer, deltas, buffers)
     if factors_are_cheaper(summed, width_in, width_out) or not is_large(width_in * width_out):
         return product(_patches(layer, _padded(layer, x), examples, buffers).flatten(2), deltas, allocate)
-    return Deferred(_PatchesOfSome(layer, x, len(x) // examples, buffers), deltas, width_in, allocate)
+    return deferred_product(_PatchesOfSome(layer, x, len(x) // examples, buffers), deltas, width_in, allocate)
 
 
 class _PatchesOfSome:
@@ -91,20 +91,20 @@ class _PatchesOfSome:
 
     def __init__(self, layer: Any, x: Tensor, views: int, buffers: Buffers) -> None:
         self._layer, self._x, self._views, self._buffers = layer, x.movedim(1, -1), views, buffers
-        self._places: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number of examples
+        self._places: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}  # by number of examples
 
-    def __call__(self, some: slice) -> Tensor:
-        examples = some.stop - some.start
-        inner, seen, patches = self._places.get(examples) or self._place(examples)
+    def __call__(self, some: range) -> Tensor:
+        inner, seen, patches, flat = self._places.get(len(some)) or self._place(len(some))
         x = self._x[self._views * some.start : self._views * some.stop]
         if self._layer.padding_mode == "zeros":
             inner.copy_(x)
         else:
             seen = _patch_view(self._layer, _padded(self._layer, x.movedim(-1, 1)))
-        return patches.copy_(seen).view(examples, -1, patches[0, *[0] * len(self._layer.kernel_size)].numel())
+        patches.copy_(seen)
+        return flat
 
-    def _place(self, examples: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inner part of the padded images, the view of their patches, and the memory for a copy of it."""
+    def _place(self, examples: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the inner part of the padded images, the view of their patches, memory for a copy, and that as a matrix."""
         space, padding, name = self._x.shape[1:-1], _padding(self._layer), id(self._layer)
         sizes = (size + low + high for size, (low, high) in zip(space, padding, strict=True))
         shape = (examples * self._views, *sizes, self._x.shape[-1])
@@ -112,7 +112,8 @@ class _PatchesOfSome:
         inner = padded[:, *(slice(low, low + size) for size, (low, _) in zip(space, padding, strict=True))]
         seen = _patch_view(self._layer, padded.movedim(-1, 1))
         patches = _buffer(self._buffers, (name, "patches of some"), tuple(seen.shape), self._x)
-        return self._places.setdefault(examples, (inner, seen, patches))
+        flat = patches.view(examples, self._views * seen.shape[1 : 1 + len(space)].numel(), -1)
+        return self._places.setdefault(examples, (inner, seen, patches, flat))
 
 
 def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:

@@ -118,7 +118,7 @@ class Layerwise:
         traced.proven.refresh(model)
         passed = Checkpointed(traced, self._segments[shape], loss, views, labels)
         with torch.no_grad():
-            sums.add_in_two_passes(some, lambda: passed.backward(model, self._buffers), traced.names)
+            sums.add_in_two_passes(some, lambda: passed.backward(model), traced.names)
 
     def _at_once(self, model: nn.Module, views: Tensor) -> int:
         """Return how many examples to take at a time: few enough to keep large gradients and activations near the cache."""

@@ -4,7 +4,7 @@ All forms compute the norms and the weighted sum in float64 from the same float3
 clipping is the norm of what is summed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import ClassVar, Protocol
@@ -192,43 +192,31 @@ class Formed:
 
 @dataclass(frozen=True)
 class Deferred:
-    """Large gradients, deltas[i]^T inputs[i], formed for a few examples at a time.
+    """Large gradients, formed for a few examples at a time.
 
     All b of them at once would need b times the memory of the parameter and leave the cache between norm and sum.
-    ``inputs(some)`` returns ``[m, s, width_in]`` and may use the same memory each time.
+    ``form(some)`` yields the gradients of some examples, flat; the next one may use the memory of the one before.
     """
 
-    inputs: Callable[[slice], Tensor]
-    deltas: Tensor
-    width_in: int
+    form: Callable[[range], Iterable[Tensor]]
+    examples: int
+    size: int
     allocate: "Allocate"
+    excluded: Tensor | None = None
     deferred: ClassVar[bool] = True
-
-    @property
-    def size(self) -> int:
-        """Entries of one gradient."""
-        return self.width_in * self.deltas.shape[2]
 
     def of(self, some: slice) -> Formed:
         """Form the gradients of some examples, in float64: norm and sum read the same numbers."""
-        examples = range(*some.indices(len(self.deltas)))
+        examples = range(*some.indices(self.examples))
         wide = self.allocate((len(examples), self.size), torch.float64)
-        for row, gradient in zip(wide, self._products(examples), strict=True):
+        for row, gradient in zip(wide, self.form(examples), strict=True):
             row.copy_(gradient)
         norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
-        return Formed(wide, norms.square())
-
-    def _products(self, examples: range) -> Iterator[Tensor]:
-        if not _one_by_one(self.deltas):
-            some = slice(examples.start, examples.stop)
-            yield from torch.bmm(self.deltas[some].mT, self.inputs(some)).flatten(1)
-            return
-        for example in examples:
-            inputs = self.inputs(slice(example, example + 1))[0]
-            yield _onednn_product(self.deltas[example].mT, inputs.mT).flatten()
+        formed = Formed(wide, norms.square())
+        return formed if self.excluded is None else formed.without(self.excluded[some])
 
     def _each(self) -> Iterator[Formed]:
-        return (self.of(slice(example, example + 1)) for example in range(len(self.deltas)))
+        return (self.of(slice(example, example + 1)) for example in range(self.examples))
 
     def norms_squared(self) -> Tensor:
         """Form each gradient, and forget it."""
@@ -250,11 +238,8 @@ class Deferred:
         return torch.cat([one.instantiate() for one in self._each()])
 
     def without(self, rows: Tensor) -> "Deferred":
-        """Zero the factors of the marked examples."""
-        marked, inputs = rows[:, None, None], self.inputs
-        return replace(
-            self, inputs=lambda some: torch.where(marked[some], 0.0, inputs(some)), deltas=torch.where(marked, 0.0, self.deltas)
-        )
+        """Zero the marked examples as soon as they are formed."""
+        return replace(self, excluded=rows if self.excluded is None else self.excluded | rows)
 
 
 @dataclass(frozen=True)
@@ -361,8 +346,22 @@ def product(inputs: Tensor, deltas: Tensor, allocate: Allocate) -> Part:
     if factors_are_cheaper(summed, width_in, width_out):
         return Factored(inputs, deltas)
     if is_large(width_in * width_out):
-        return Deferred(lambda some: inputs[some], deltas, width_in, allocate)
+        return deferred_product(lambda some: inputs[some.start : some.stop], deltas, width_in, allocate)
     return Instantiated(torch.bmm(deltas.mT, inputs).flatten(1))
+
+
+def deferred_product(inputs: Callable[[range], Tensor], deltas: Tensor, width_in: int, allocate: Allocate) -> Deferred:
+    """Return deltas[i]^T inputs[i], formed later. ``inputs(some)`` gives ``[m, s, width_in]``, in the same memory each time."""
+    each = deltas.mT.unbind()
+
+    def form(some: range) -> Iterator[Tensor]:
+        if not _one_by_one(deltas):
+            yield from torch.bmm(deltas[some.start : some.stop].mT, inputs(some)).flatten(1)
+            return
+        for example in some:
+            yield _onednn_product(each[example], inputs(range(example, example + 1))[0].mT).view(-1)
+
+    return Deferred(form, len(deltas), width_in * deltas.shape[2], allocate)
 
 
 def is_large(size: int) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from .engine import ClippedSum, Clipping
 from .parts import Part
 
-_AT_ONCE = 1 << 23  # entries of large gradients that exist at the same time: some examples' worth, at least one
+_AT_ONCE = 1 << 24  # entries of large gradients in memory at the same time (128 MB in float64), if one example has fewer
 
 Parts = dict[str, Part]
 
