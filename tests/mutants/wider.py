@@ -611,8 +611,8 @@ WIDER = [
     ),
     Mutant(
         "gradients/parts.py",
-        "return Formed(wide, norms.square())",
-        "return Formed(wide, norms.square() / 4)",
+        "formed = Formed(wide, norms.square())",
+        "formed = Formed(wide, norms.square() / 4)",
         ("tests/gradients/test_deferred.py::test_formed_gradients_have_the_norms_of_what_is_summed",),
         "large gradients are clipped to twice the norm",
     ),
