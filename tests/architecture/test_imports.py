@@ -67,6 +67,7 @@ JOINTS = {
     "privacy/statement",  # says in words what the ledger holds
     "gradients/layerwise",  # the layers' rules, which share the part sizes
     "gradients/traced",  # the same rules on the trace of a custom forward
+    "gradients/checkpointed",  # the trace, one segment at a time
     "gradients/choose",  # both engines
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows

@@ -614,18 +614,32 @@ WIDER = [
         "a layer with hooks counts as proved",
     ),
     Mutant(
-        "gradients/layerwise.py",
-        "factors = clip.factors(norms)[some]",
-        "factors = clip.factors(norms[some])",
+        "gradients/sums.py",
+        "factors = self._clip.factors(self._norms)[here]",
+        "factors = self._clip.factors(self._norms[here])",
         (f"{VISION}::test_padding_counts_for_nothing_in_any_piece",),
         "padding counts as records in the later pieces of a part",
     ),
     Mutant(
         "gradients/parts.py",
-        "squares.append(torch.dot(wide, wide))",
-        "squares.append(torch.dot(wide, wide) / 4)",
-        ("tests/gradients/test_parts.py::test_products_one_by_one_have_the_norms_of_what_they_store",),
+        "formed = Formed(wide, norms.square())",
+        "formed = Formed(wide, norms.square() / 4)",
+        ("tests/gradients/test_deferred.py::test_formed_gradients_have_the_norms_of_what_is_summed",),
         "large gradients are clipped to twice the norm",
+    ),
+    Mutant(
+        "gradients/sums.py",
+        "torch.stack([stored, *formed]).sum(dim=0)",
+        "torch.stack(formed).sum(dim=0)",
+        ("tests/gradients/test_deferred.py::test_the_clipped_sum_is_that_of_the_reference_engine",),
+        "large gradients are clipped as if they were alone",
+    ),
+    Mutant(
+        "gradients/checkpointed.py",
+        "split = any(low <= last < high for low, high in spans.values())",
+        "split = False",
+        ("tests/gradients/test_checkpointing.py::test_a_parameter_that_is_used_twice_stays_in_one_segment",),
+        "a parameter's gradient is cut in two, and clipped twice",
     ),
     # isolation, part sizes, warm starts
     Mutant(

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
 from benchmarks import cost_model
 from benchmarks.cost_model import Cost, Machine, cost_of, fitted
+from torch import nn
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scale.md").read_text()

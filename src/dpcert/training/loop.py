@@ -18,7 +18,7 @@ from ..data.images import chunks
 from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip
-from ..gradients.memory import default_physical_batch
+from ..gradients.memory import default_physical_batch, keep_freed_memory
 from ..interrupts import stop_requests
 from ..methods import Method
 from ..models.check import check_model
@@ -124,6 +124,7 @@ def fit(
     check_model(model, data.input_shape, data.classes or 0)
     trains = spec_of(model).train
     plan = plan_for(data, method, settings, trains)
+    keep_freed_memory()
     if settings.train.threads:
         torch.set_num_threads(settings.train.threads)
     model.to(device)
@@ -216,7 +217,8 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
     model, images, method, first = stored or (training.model, data.x_train, training.method, 0)
     rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
     inputs = tuple(images.shape[2:] if stored else images.shape[1:])
-    engines = choose(settings.gradients.engine, model, method.loss, inputs, worker_count(next(model.parameters()).device))
+    workers, checkpointing = worker_count(next(model.parameters()).device), settings.gradients.checkpointing and not stored
+    engines = choose(settings.gradients.engine, model, method.loss, inputs, workers, checkpointing)
     context = StepContext(
         model,
         images,
