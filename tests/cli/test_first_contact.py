@@ -156,11 +156,11 @@ def test_presets_names_the_phases_of_every_fine_tuned_family(capsys):
     for family in presets.FINE_TUNED:
         config = resolve(f"{family}/dp-gaussian", {})
         words = out.split(f"{family}/METHOD")[1].split("/METHOD")[0]
-        assert config.model.name in words and "public weights" in words and f", K {config.method.copies}." in words
-        assert (
-            f"{config.model.train} {config.train.optimizer} {config.train.learning_rate:g}/{config.train.batch_size}" in words
-        )
-        assert (f"{config.head.steps} steps" in words) is bool(config.head.steps)
+        assert config.model.name in words and "public weights" in words
+        main = f"{config.model.train} {config.train.optimizer} {config.train.learning_rate:g}/{config.train.batch_size}"
+        head_alone = config.model.train == "head"
+        assert (main in words) is not head_alone and (f"{config.head.steps} steps" in words) is bool(config.head.steps)
+        assert f", K {config.head.copies if head_alone else config.method.copies}." in words
 
 
 @pytest.mark.parametrize("columns", range(30, 130, 7))

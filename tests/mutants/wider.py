@@ -533,10 +533,17 @@ WIDER = [
     ),
     Mutant(
         "training/curve.py",
-        "tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)",
-        "tested = accuracy(model, data.x_test, data.y_test)",
+        "tested = None if data.held_out else test_set.accuracy()",
+        "tested = test_set.accuracy()",
         (f"{CURVE}::test_with_records_held_out_the_test_set_is_left_alone",),
         "the test set is looked at while settings are chosen",
+    ),
+    Mutant(
+        "training/curve.py",
+        "self._features = None\n            return",
+        "return",
+        ("tests/training/test_phases.py::test_features_of_the_test_set_do_not_outlive_the_head_phase",),
+        "the test accuracy of later phases uses features of earlier weights",
     ),
     Mutant(
         "privacy/audit.py",

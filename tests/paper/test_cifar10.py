@@ -244,9 +244,9 @@ def test_the_page_of_a_run_says_that_it_is_another_model(tmp_path):
 def test_the_papers_own_model_is_compared_only_if_all_its_layers_are_trained(tmp_path):
     facts = read_run(fake_run(tmp_path, CELL, {0.25: radius_of(0.5, 0.25)}))
     text = facts.config.replace('name = "resnet-48"', 'name = "crossvit-tiny"').replace("copies = 2", "copies = 1")
-    head = replace(facts, config=text.replace('train = "last:2,norms"', 'train = "head"'))
-    whole = replace(facts, config=text.replace('train = "last:2,norms"\n', ""))
-    assert "crossvit" in head.config and 'train = "head"' in head.config and "last:2" not in whole.config
+    head = replace(facts, config=text)
+    whole = replace(facts, config=text.replace('train = "head"\n', ""))
+    assert "crossvit" in head.config and 'train = "head"' in head.config and "train = " not in whole.config
     assert figures_of(head, facts.main) is None
     printed = figures_of(whole, facts.main)
     assert printed.model is None and "our 95 % interval" in printed.sentence and "other models" not in printed.sentence
@@ -265,12 +265,12 @@ def test_skipped_rows_count_only_for_presets_that_skip(tmp_path):
 
 
 def test_cost_counts_features_once_then_head_steps_then_the_main_phase():
-    both, alone = CELL.config(), Cell("cifar10", "dp-gaussian", 0.25, change=(("model.train", "head"),))
-    assert (both.head.copies, both.train.epochs) == (8, 10)
-    head = 9 * (50_000 + 0.001 * 100 * 50_000)
+    config, both = CELL.config(), Cell("cifar10", "dp-gaussian", 0.25, change=(("model.train", "last:2,norms"),))
+    assert (config.head.copies, config.train.epochs) == (4, 10)
+    head = 5 * (50_000 + 0.001 * 100 * 50_000)
     steps = int(10 * 50_000 / 8192)
-    assert alone.cost() == pytest.approx(head)
-    assert CELL.cost() == pytest.approx(head + steps * 8192 * 2.6 * 3)
+    assert CELL.cost() == pytest.approx(head)
+    assert both.cost() == pytest.approx(head + steps * 8192 * 2.6 * 3)
     assert Cell("cifar10", "dpsgd").cost() < CELL.cost() < Cell("cifar10", "dp-smoothadv", 0.25).cost()
 
 
@@ -279,7 +279,7 @@ def test_times_of_small_networks_say_nothing_about_the_backbone(tmp_path):
     small, tuned = Piece("train", Cell("mnist", "dpsgd"), 100), Piece("train", CELL, 100)
     estimator = Estimator(tmp_path, [small.cell, CELL])
     assert estimator.seconds(small) == pytest.approx(1e6)
-    assert 600 < estimator.seconds(tuned) < 4 * 3600
+    assert 60 < estimator.seconds(tuned) < 4 * 3600
     estimator.note(tuned, 50.0)
     assert estimator.seconds(tuned) == pytest.approx(50.0) and estimator.seconds(small) == pytest.approx(1e6)
     assert units(Piece("certify", CELL, 500, 0.25)) == 500 * 10_100

@@ -17,7 +17,7 @@ from dpcert.privacy.clipping import Flat
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import EarlierPhase, make_plan
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions
-from dpcert.training import features, loop
+from dpcert.training import curve, features, loop
 from dpcert.training.phases import phases_of
 from dpcert.training.settings import Settings
 from tests.training.knobs import BASE, DATA, METHOD, files, small_blocks
@@ -227,6 +227,39 @@ def test_the_head_phase_takes_the_step_of_the_whole_model(monkeypatch):
     found = per_example_gradients(head, context.method.loss, context.images, DATA.y_train)
     for name in ("weight", "bias"):
         assert torch.allclose(found[name], expected[f"3.{name}"], atol=1e-6)
+
+
+def only_head_trains(model):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("3."))
+
+
+def test_the_curve_of_a_head_phase_computes_the_test_features_once():
+    model = network()
+    only_head_trains(model)
+    test_set = curve._TestSet(model, DATA)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        nn.init.normal_(model[3].weight)
+        assert test_set.accuracy() == curve.accuracy(model, DATA.x_test, DATA.y_test)
+    kept = test_set._features
+    test_set.accuracy()
+    assert test_set._features is kept and kept.shape == (len(DATA.x_test), 6)
+
+
+def test_features_of_the_test_set_do_not_outlive_the_head_phase():
+    model = network()
+    test_set = curve._TestSet(model, DATA)
+    only_head_trains(model)
+    test_set.accuracy()
+    for parameter in model.parameters():
+        parameter.requires_grad_()
+    test_set.accuracy()
+    with torch.no_grad():
+        model[1].weight.neg_()
+    only_head_trains(model)
+    assert test_set.accuracy() == curve.accuracy(model, DATA.x_test, DATA.y_test)
+    assert torch.allclose(test_set._features, model[:3](DATA.x_test))
 
 
 def test_a_model_that_is_not_its_head_after_a_trunk_has_no_stored_features():

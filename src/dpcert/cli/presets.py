@@ -19,7 +19,7 @@ def presets() -> None:
 
     mnist, fashion-mnist and cifar10-crossvit have the paper's settings. cifar10 fine-tunes the packaged backbone instead.
 
-    Fine-tuned presets train the head first if they have a head phase. --set model.train=head stops there.
+    cifar10 trains the head of the backbone only. --set model.train=last:2,norms adds a second phase that trains more layers.
 
     sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 
@@ -39,9 +39,8 @@ def presets() -> None:
         rows.append((method, " or ".join(sorted(epsilons)), str(built.views.copies), *cells))
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
-    typer.echo("A preset is DATASET/METHOD: dpcert run fashion-mnist/psac")
-    typer.echo("Cells: optimizer, learning rate/batch size/epochs.")
-    typer.echo(f"K: noisy copies per image. delta: {deltas}.")
+    typer.echo(f"A preset is DATASET/METHOD: dpcert run fashion-mnist/psac (delta: {deltas})")
+    typer.echo("Cells: optimizer, learning rate/batch size/epochs. K: noisy copies per image.")
     for family in p.FINE_TUNED:
         for line in _family(family, {name.split("/")[1]: c for name, c in configs.items() if name.startswith(f"{family}/")}):
             typer.echo(textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
@@ -63,9 +62,12 @@ def _family(family: str, configs: dict[str, Config]) -> list[str]:
 
 
 def _phases(config: Config) -> str:
-    """The head phase, the main phase and K; a method without noisy views has K = 0 in every family."""
+    """The phases that the preset runs, and K; a method without noisy views has K = 0 in every family."""
+    from ..training.phases import phases_of
+
     head, main = config.head, f"{config.model.train} {_steps(config)}, K {config.method.copies}"
-    if not head.steps:
-        return main
     batch = "all records" if head.batch_size is None else f"batch size {head.batch_size}"
-    return f"head {head.optimizer} {head.learning_rate:g}, {head.steps} steps of {batch}, K {head.copies}; then {main}"
+    first = f"head {head.optimizer} {head.learning_rate:g}, {head.steps} steps of {batch}, K {head.copies}"
+    adversarial = config.method.smoothadv_steps is not None
+    phases = phases_of(config.settings(), config.train.batch_size, config.model.train, adversarial=adversarial)
+    return "; then ".join(first if phase.trains_the_head_first else main for phase in phases)

@@ -1,15 +1,19 @@
 """Parts of a model by name: its head, and the parameters that ``model.train`` selects."""
 
+import copy
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import ModelError
+from ..isolation import dissimilar_rows
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 ALL, HEAD, LAST, NORMS, BIASES = "all", "head", "last:", "norms", "biases"
+_AGREEMENT = 1e-5  # of the largest logit: only rounding may differ
 HOW_TO_SELECT = (
     f"{ALL}, {HEAD}, {LAST}N, {NORMS}, {BIASES}, or a pattern of parameter names such as stage3.*; several with commas"
 )
@@ -28,6 +32,26 @@ def parameters_of(model: nn.Module, module: str) -> set[str]:
     """Return the names of the parameters of a submodule."""
     prefix = f"{module}." if module else ""
     return {name for name, _ in model.named_parameters() if name.startswith(prefix)}
+
+
+def layers_before_head(model: nn.Module, input_shape: tuple[int, ...]) -> nn.Module | None:
+    """Return a copy of the model without its head; None unless the model is its head, a linear layer, applied to the rest."""
+    name = head_name(model)
+    head = model.get_submodule(name)
+    if not isinstance(head, nn.Linear):
+        return None
+    trunk = copy.deepcopy(model)
+    parent, _, local = name.rpartition(".")
+    if not name:
+        return None
+    setattr(trunk.get_submodule(parent), local, nn.Identity())
+    rows = dissimilar_rows(input_shape).to(head.weight.device)
+    with torch.no_grad():
+        expected, features = model(rows), trunk(rows)
+        same = features.shape == (len(rows), head.in_features) and torch.allclose(
+            head(features), expected, rtol=0.0, atol=_AGREEMENT * float(expected.abs().max().clamp(min=1.0))
+        )
+    return trunk if same else None
 
 
 def selected(model: nn.Module, train: str) -> set[str]:

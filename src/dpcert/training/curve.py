@@ -6,14 +6,17 @@ Points are kept in the checkpoint, so a resumed run has the same ones. `training
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ..certification.votes import evaluating
 from ..data.dataset import Dataset
+from ..gradients.engine import trainable
+from ..models.parts import head_name, layers_before_head, parameters_of
 from ..privacy.accounting import compose
 from ..privacy.mechanism import Plan
 from ..privacy.statement import Statement
@@ -41,26 +44,55 @@ def watcher(
     released now (the average, if there is one); the test accuracy is theirs.
     """
     every = max(1.0, plan.epochs_after(plan.steps) / _MOST_POINTS)  # epochs between two points
+    test_set = _TestSet(model, data)
 
     def watch(done: int, gradient: Tensor) -> Point | None:
         if done < plan.steps and plan.epochs_after(done) // every == plan.epochs_after(done - 1) // every:
             return None
         with released():
-            tested = None if data.held_out else accuracy(model, data.x_test, data.y_test)
+            tested = None if data.held_out else test_set.accuracy()
         return Point(done, float(gradient.norm()) if plan.noise_multiplier > 0 else None, tested)
 
     return watch
 
 
+class _TestSet:
+    """The test set of one model. While only the head trains, the features of the frozen layers are computed once."""
+
+    def __init__(self, model: nn.Module, data: Dataset) -> None:
+        self._model, self._data = model, data
+        self._features: Tensor | None = None
+
+    def accuracy(self) -> float:
+        """Return the accuracy with the current weights."""
+        if not _only_the_head_trains(self._model):
+            self._features = None
+            return accuracy(self._model, self._data.x_test, self._data.y_test)
+        if self._features is None:
+            trunk = layers_before_head(self._model, self._data.input_shape)
+            if trunk is None:
+                return accuracy(self._model, self._data.x_test, self._data.y_test)
+            self._features = torch.cat(list(_outputs(trunk, self._data.x_test)))
+        return accuracy(self._model.get_submodule(head_name(self._model)), self._features, self._data.y_test)
+
+
+def _only_the_head_trains(model: nn.Module) -> bool:
+    trained = set(trainable(model))
+    return len(trained) < sum(1 for _ in model.parameters()) and trained == parameters_of(model, head_name(model))
+
+
 def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
     """Return the share of inputs that the model classifies correctly, without smoothing."""
+    predicted = torch.cat([logits.argmax(dim=1) for logits in _outputs(model, x, rows)])
+    return int((predicted == y).sum()) / len(x)
+
+
+def _outputs(model: nn.Module, x: Tensor, rows: int = 1000) -> Iterator[Tensor]:
+    """Yield the outputs of the model in evaluation mode, `rows` rows at a time."""
     device = next(model.parameters()).device
-    right = 0
     with evaluating(model) as voter:
         for start in range(0, len(x), rows):
-            predicted = voter(x[start : start + rows].to(device)).argmax(dim=1).cpu()
-            right += int((predicted == y[start : start + rows]).sum())
-    return right / len(x)
+            yield voter(x[start : start + rows].to(device)).cpu()
 
 
 def file_of(points: Iterable[Point], plan: Plan, statement: Statement) -> bytes:

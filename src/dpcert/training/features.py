@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..isolation import dissimilar_rows, each_row_alone
+from ..isolation import each_row_alone
 from ..methods import Method
-from ..models.parts import head_name
+from ..models.parts import layers_before_head
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
 from ..views import Gaussian, Original, SmoothAdv
 from ..workers import parallel_map
 
-_AGREEMENT = 1e-5  # of the largest logit: only rounding may differ
 _ROWS = 512  # rows (records x views) at a time
 LARGEST_BYTES = 8 << 30
 ROWS_OF_FEATURES = 1 << 14  # rows at a time in a step: features are far smaller than images
@@ -42,24 +41,9 @@ def method_of_head_phase(method: Method, copies: int) -> Method:
 def trunk_of(model: nn.Module, method: Method, input_shape: tuple[int, ...]) -> nn.Module | None:
     """Return the frozen layers before the head, as a module; None if features cannot be stored for this model.
 
-    The model must be its head, a linear layer, applied to the output of the rest. Views must not depend on the head.
+    Views must not depend on the head.
     """
-    name = head_name(model)
-    head = model.get_submodule(name)
-    if not isinstance(head, nn.Linear) or type(method.views) not in (Gaussian, Original):
-        return None
-    trunk = copy.deepcopy(model)
-    parent, _, local = name.rpartition(".")
-    if not name:
-        return None
-    setattr(trunk.get_submodule(parent), local, nn.Identity())
-    rows = dissimilar_rows(input_shape).to(head.weight.device)
-    with torch.no_grad():
-        expected, features = model(rows), trunk(rows)
-        same = features.shape == (len(rows), head.in_features) and torch.allclose(
-            head(features), expected, rtol=0.0, atol=_AGREEMENT * float(expected.abs().max().clamp(min=1.0))
-        )
-    return trunk if same else None
+    return layers_before_head(model, input_shape) if type(method.views) in (Gaussian, Original) else None
 
 
 def stored_features(
