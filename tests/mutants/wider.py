@@ -689,8 +689,8 @@ WIDER = [
     ),
     Mutant(
         "training/provenance.py",
-        "(*_history(model), Seen(record_hashes(images), _charged(ledger)))",
-        "(Seen(record_hashes(images), _charged(ledger)),)",
+        "(*_history(model), Seen(_hashes(images), _charged(ledger)))",
+        "(Seen(_hashes(images), _charged(ledger)),)",
         (f"{PROVENANCE}::test_the_same_cell_run_twice_is_charged_twice",),
         "a third training forgets the first",
     ),

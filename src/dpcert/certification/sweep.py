@@ -25,6 +25,7 @@ from .votes import OneInput, Voter
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
 _NO_LABEL = -2  # neither a class nor "abstain"
+_CHECKED_BYTES = 64 << 20  # of inputs at a time
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,8 @@ def check_inputs(x: Tensor) -> Tensor:
         raise DataError(f"x has shape {list(x.shape)}, must be [inputs, ...] with at least one input")
     if not x.is_floating_point():
         raise DataError(f"x is {x.dtype}, must be float; divide uint8 images by 255")
-    if not bool(torch.isfinite(x).all()):
+    rows = max(1, _CHECKED_BYTES // (x.shape[1:].numel() * x.element_size() or 1))
+    if not all(bool(torch.isfinite(x[start : start + rows]).all()) for start in range(0, len(x), rows)):
         raise DataError("x contains NaN or infinity; replace these values")
     return x.float()
 

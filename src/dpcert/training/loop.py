@@ -5,15 +5,18 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..data.ahead import as_in_steps, reading_ahead
 from ..data.dataset import Dataset
 from ..data.fingerprint import digests as image_digests
-from ..data.images import chunks
+from ..data.images import chunks, is_read_by_index
 from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip
@@ -124,7 +127,8 @@ def fit(
     for remark in method.remarks:
         warnings.warn(remark, DpcertWarning, stacklevel=2)
     phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method))
-    training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data))
+    checking = _named(progress, "data", 0, plan.steps) if is_read_by_index(data.x_train) else silent
+    training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data, checking))
     if directory is None:
         training.enter(0)
         return _train(training, begin_in_memory(training), dict, progress)
@@ -137,20 +141,20 @@ def fit(
             return Run(model, ledger, statement, plan, directory.path)
         done = steps_in_checkpoint(directory)
         training.enter(plan.phase_of(min(max(done - 1, 0), plan.steps - 1)))
-        begun = begin_in(directory, training, config_sha256)
+        begun = begin_in(directory, training, config_sha256, checking)
         return _train(training, begun, lambda: facts | (identify(model) if identify else {}), progress)
 
 
-def _facts_about_initial_weights(model: nn.Module, data: Dataset) -> dict[str, Any]:
+def _facts_about_initial_weights(model: nn.Module, data: Dataset, checking: Progress) -> dict[str, Any]:
     """Return what the ledger says about the initial weights. Public weights must not have been trained on these images."""
     public = public_weights_of(model)
     if public is None:
-        return initial_facts(model, data.x_train)
+        return initial_facts(model, data.x_train, checking)
     for part, images in (("training", data.x_train), ("test", data.x_test)):
         if public.sketch:
-            digests = (digest for rows in chunks(images) for digest in image_digests(rows.numpy()))
+            digests = (digest for rows in chunks(images, checking) for digest in image_digests(rows.numpy()))
             refuse_same_images(public, digests, f"the {part} set {data.name}")
-    return {**initial_facts(model, data.x_train), "public_inputs": [public.facts]}
+    return {**initial_facts(model, data.x_train, checking), "public_inputs": [public.facts]}
 
 
 def _train(training: Training, begun: Begun, labels: Callable[[], dict[str, str]], progress: Progress) -> Run:
@@ -174,10 +178,12 @@ def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
     keys = training.phases[training.phase].keys
     context = _step_context(training, begun, progress)
     spent = None if progress is silent else _SpentSoFar(context.mechanism)
-    with stop_requests() as asked_to_stop:
-        context = replace(context, stop_asked=lambda: bool(asked_to_stop))
+    with stop_requests() as asked_to_stop, reading_ahead(context.images) as ahead:
+        context = replace(context, images=ahead.images, stop_asked=lambda: bool(asked_to_stop))
+        ahead.announce(partial(_records_of, context, remaining.start))
         for step in remaining:
             context.mechanism.charge(step)
+            ahead.announce(partial(_records_of, context, step + 1) if step + 1 in remaining else None)
             set_learning_rate(context.optimizer, keys.learning_rate_at(step - start, count))
             done = step
             with contextlib.suppress(StopAskedError):  # the step is abandoned; a resumed run takes exactly the same step
@@ -188,6 +194,11 @@ def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
                     begun.keeper.look(done, gradient)
                 progress(done, total, **({} if spent is None else {"epsilon": spent.text()}))
             begun.settle(done, total, stop=bool(asked_to_stop))
+
+
+def _records_of(context: StepContext, step: int) -> np.ndarray:
+    """Return the records that a step reads, in increasing order."""
+    return context.mechanism.sample(len(context.images), step)
 
 
 def _step_context(training: Training, begun: Begun, progress: Progress) -> StepContext:
@@ -216,19 +227,26 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
 
 def _head_on_features(training: Training, begun: Begun, progress: Progress) -> tuple[nn.Module, Tensor, Method] | None:
     """Return the head, the features of all records and the method of a head phase; None if features cannot be stored."""
-    model, images, keys = training.model, training.data.x_train, training.phases[training.phase].keys
+    model, images, keys = training.model, as_in_steps(training.data.x_train), training.phases[training.phase].keys
     assert isinstance(keys, HeadConfig)
     method = method_of_head_phase(training.method, keys.copies)
     trunk = trunk_of(model, method, training.data.input_shape)
     if trunk is None:
         return None
 
-    def tell(done: int, total: int) -> None:
-        progress(max(begun.first, training.first_step), training.plan.steps, features=f"{100 * done / total:.0f} %")
-
+    tell = _named(progress, "features", max(begun.first, training.first_step), training.plan.steps)
     device = next(model.parameters()).device
     features = stored_features(trunk, images, method, begun.key, training.first_step, device, worker_count(device), tell)
     return model.get_submodule(head_name(model)), features, method
+
+
+def _named(progress: Progress, name: str, step: int, steps: int) -> Progress:
+    """Return a progress that shows a preparation for `step` as a percentage: ``features 12 %``."""
+
+    def tell(done: int, total: int, **facts: str) -> None:
+        progress(step, steps, **{name: f"{100 * done / total:.0f} %"})
+
+    return tell
 
 
 class _SpentSoFar:
