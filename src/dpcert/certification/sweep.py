@@ -18,6 +18,7 @@ from ..store.growing import append_missing_rows, append_missing_rows_to_all
 from ..store.records import CertificateRow, RobustRow
 from ..workers import parallel_map
 from . import smooth
+from .chosen import chosen
 from .heads import heads_in
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .smooth import Counter
@@ -339,7 +340,7 @@ def certify_to_files(
         wanting = [(i, [head for head in range(heads) if i in lacking[head]]) for i in sorted(set().union(*lacking))]
         wanted = sorted({index for _, indices in files for index in indices})
         classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
-        with classifier.counters(x[wanted], request, key) as counters:
+        with classifier.counters(chosen(x, wanted), request, key) as counters:
             yield from parallel_map(counters, rows, wanting)
 
     def earned(row: CertificateRow) -> float:
@@ -377,7 +378,7 @@ def decide_to_file(
         return float(row.votes)
 
     classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch)
-    with classifier.counters(x[list(indices)], request, key) as counters:
+    with classifier.counters(chosen(x, indices), request, key) as counters:
         return append_missing_rows(
             RobustRow, path, indices, lambda todo: parallel_map(counters, row, todo), progress, mean_of=("votes each", votes)
         )

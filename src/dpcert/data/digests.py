@@ -13,7 +13,10 @@ DIGEST_BYTES = 16
 
 
 def digest_of(pixels: np.ndarray, label: int) -> bytes:
-    """The digest of one record: its pixels as they are stored (uint8 or float32) and its label."""
+    """The digest of one record: its pixels (uint8 or float32) and its label. Floats that are bytes over 255 count as bytes."""
+    if pixels.dtype != np.uint8:
+        as_bytes = np.rint(pixels * np.float32(255)).astype(np.uint8)
+        pixels = as_bytes if np.array_equal(as_bytes / np.float32(255), pixels) else pixels
     digest = hashlib.blake2b(f"{pixels.dtype} {pixels.shape} {label} ".encode(), digest_size=DIGEST_BYTES)
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()

@@ -60,7 +60,7 @@ class RowsOfItems:
         for place, record in enumerate(self._reader.read(numbers)):
             if isinstance(record, str):
                 failed[place] = f"{record}, though it could be read when it was checked"
-            elif digest_of(*record) != self.known.digests[numbers[place]].tobytes():
+            elif record[0].dtype != self._dtype or digest_of(*record) != self.known.digests[numbers[place]].tobytes():
                 failed[place] = "it has changed since it was checked; __getitem__ must always return the same record"
             else:
                 rows[place] = record[0]
