@@ -72,6 +72,7 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.certification
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.methods
 
 lock: $(STAMP)   ## write constraints.txt from what is installed
