@@ -347,8 +347,8 @@ MUTANTS = [
     ),
     Mutant(
         "training/state.py",
-        "for tensor in (images, labels):",
-        "for tensor in (images,):",
+        "((images, progress), (labels, silent))",
+        "((images, progress),)",
         (f"{STATE}::test_the_identity_of_the_data_covers_images_labels_and_shapes",),
         "a run goes on with other labels: a second release",
     ),
