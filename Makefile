@@ -80,6 +80,7 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.certification
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.shards
 	$(BIN)/python -m benchmarks.ranks

@@ -73,6 +73,8 @@ JOINTS = {
     "certification/sweep",  # votes to rows
     "scale/shards",  # items of work for the ranks of a world
     "data/registry",  # names to readers
+    "data/items",  # checks the items of a map-style dataset with all readers and digests of records
+    "data/dataset",  # every kind of data as one data set
     "models/architectures",  # names to networks
     "models/weights",  # weights into any of the networks
     "models/spec",  # network, weights and what trains

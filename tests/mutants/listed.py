@@ -91,10 +91,24 @@ MUTANTS = [
     ),
     Mutant(
         "privacy/sampling.py",
-        "uniform_words(key, Purpose.SAMPLING, records, step)",
-        "uniform_words(key, Purpose.SAMPLING, records, step // 2)",
+        "uniform_word_chunks(key, Purpose.SAMPLING, records, step)",
+        "uniform_word_chunks(key, Purpose.SAMPLING, records, step // 2)",
         (f"{SAMPLING}::test_the_sampler_is_poisson_and_the_twins_are_not",),
         "each batch is drawn twice: no amplification by sampling",
+    ),
+    Mutant(
+        "privacy/sampling.py",
+        "+ number * WORDS_PER_CHUNK",
+        "+ max(0, number - 1) * WORDS_PER_CHUNK",
+        (f"{SAMPLING}::test_batches_are_those_of_the_first_version",),
+        "a chunk that counts from the wrong record: two chunks stand for one, and some records are never drawn",
+    ),
+    Mutant(
+        "rng.py",
+        "encryptor.update_into(zeros[: 8 * size], buffer)",
+        "_stream(key, purpose, step, part).update_into(zeros[: 8 * size], buffer)",
+        (f"{SAMPLING}::test_batches_are_those_of_the_first_version",),
+        "every chunk has the same words: records a chunk apart are drawn together",
     ),
     # accounting
     Mutant(
@@ -335,8 +349,8 @@ MUTANTS = [
     ),
     Mutant(
         "training/state.py",
-        "for tensor in (images, labels):",
-        "for tensor in (images,):",
+        "((images, progress), (labels, silent))",
+        "((images, progress),)",
         (f"{STATE}::test_the_identity_of_the_data_covers_images_labels_and_shapes",),
         "a run goes on with other labels: a second release",
     ),

@@ -26,6 +26,7 @@ EXECUTORS = "tests/scale/test_executors.py"
 EXPORT = "tests/release/test_export.py"
 FIGURES = "tests/report/test_figures.py"
 FINE_TUNED = "tests/report/test_fine_tuned.py"
+ITEMS = "tests/data/test_items.py"
 FIGURES_OF_ROWS = "tests/certification/test_metrics.py"
 INPUT_GRADIENTS = "tests/test_input_gradients.py"
 LOOP = "tests/training/test_loop.py"
@@ -699,6 +700,41 @@ WIDER = [
         "the last part is as large as there are records left",
     ),
     Mutant(
+        "data/items.py",
+        "floats[list(failed)] = torch.nan",
+        "floats[list(failed)] = 0.5",
+        (f"{ITEMS}::test_an_item_that_fails_after_the_check_contributes_zero",),
+        "a record that cannot be read is trained on as a grey image",
+    ),
+    Mutant(
+        "data/items.py",
+        "digest_of(*record) != self.known.digests[numbers[place]].tobytes()",
+        "record[0].shape != self.shape[1:]",
+        (f"{ITEMS}::test_an_item_that_fails_after_the_check_contributes_zero",),
+        "a record that changes: a repeated step is another release",
+    ),
+    Mutant(
+        "data/ahead.py",
+        "claimed = places.popleft()",
+        "claimed = places[0][0], 0",
+        (f"{ITEMS}::test_rows_read_ahead_are_those_asked_for_in_any_order",),
+        "rows read ahead are mixed up",
+    ),
+    Mutant(
+        "data/digests.py",
+        'f"{pixels.dtype} {pixels.shape} {label} ".encode()',
+        'f"{pixels.dtype} {pixels.shape} ".encode()',
+        (f"{ITEMS}::test_a_run_is_resumed_with_the_same_items_only",),
+        "a run goes on with other labels",
+    ),
+    Mutant(
+        "training/loop.py",
+        "as_in_steps(training.data.x_train)",
+        "training.data.x_train",
+        (f"{ITEMS}::test_a_head_phase_reads_like_the_steps",),
+        "an exception of a head phase depends on one record",
+    ),
+    Mutant(
         "training/provenance.py",
         "if any(seen.releases is None for seen in again):",
         "if all(seen.releases is None for seen in history):",
@@ -707,8 +743,8 @@ WIDER = [
     ),
     Mutant(
         "training/provenance.py",
-        "(*_history(model), Seen(record_hashes(images), _charged(ledger)))",
-        "(Seen(record_hashes(images), _charged(ledger)),)",
+        "(*_history(model), Seen(_hashes(images), _charged(ledger)))",
+        "(Seen(_hashes(images), _charged(ledger)),)",
         (f"{PROVENANCE}::test_the_same_cell_run_twice_is_charged_twice",),
         "a third training forgets the first",
     ),

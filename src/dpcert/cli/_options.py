@@ -68,7 +68,8 @@ Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.npz|DIR",
-        help="Custom data: arrays x_train, y_train, x_test, y_test, or images train/CLASS/*.png and test/CLASS/*.png. "
+        help="Custom data: arrays x_train, y_train, x_test, y_test (in an .npz file, or in a folder as x_train.npy ..., "
+        "which are read from disk if large), or images train/CLASS/*.png and test/CLASS/*.png. "
         "A finished run remembers the path: pass it again only if the data has moved.",
         show_default=False,
     ),
