@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RAY_STAMP := $(VENV)/.installed-ray
 JOBS ?= auto
 SEEDS ?= 1 2 3
 
-.PHONY: run demo docs wheel test test-random test-all mutants guarantees check bench install lock help
+.PHONY: run demo docs wheel test test-random test-cluster test-all mutants guarantees check bench install lock help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -46,6 +47,13 @@ test-random: $(STAMP) ## the test suite in three random orders (SEEDS="4 5" for 
 	$(BIN)/python -m pytest -p randomly --randomly-seed=$$seed -n $(JOBS) tests || status=1; \
 	done; exit $$status
 
+$(RAY_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
+	touch $(RAY_STAMP)
+
+test-cluster: $(RAY_STAMP) ## the tests of the executors, with a Ray cluster of three nodes on this machine; installs Ray (240 MB)
+	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_cluster.py tests/scale/test_executors.py tests/scale/test_session.py tests/scale/test_tasks.py
+
 test-all: $(STAMP) ## also the slow statistical and fault tests and the mutants; then writes docs/guarantees.md
 	rm -f build/evidence.jsonl
 	status=0; \
@@ -72,9 +80,10 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.certification
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.shards
 	$(BIN)/python -m benchmarks.ranks
 
-lock: $(STAMP)   ## write constraints.txt from what is installed
+lock: $(RAY_STAMP) ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -v '^dpcert' > constraints.txt

@@ -11,7 +11,7 @@ Reads the results of the other benchmarks. ``python -m benchmarks.cost_model`` p
 import json
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -90,6 +90,10 @@ def seconds_a_normal(count: int = 1 << 20) -> float:
 CNN = ModelSpec("cnn"), (1, 28, 28)
 BACKBONE = ModelSpec("resnet-48"), (3, 32, 32)
 CROSSVIT = ModelSpec("crossvit-tiny", input_size=240), (3, 32, 32)
+CASES = {"CNN": CNN, "backbone resnet-48": BACKBONE, "CrossViT-Tiny, 240 x 240": CROSSVIT}
+BACKBONE_VIEWS = 3
+GPU_RATE = 0.3 * 19.5e12  # an assumption: 30 % of the float32 peak of an A100, without TF32
+GPU_BANDWIDTH = 100e9  # bytes per second between GPUs, an assumption too
 
 
 def cost_of_spec(spec: ModelSpec, input_shape: tuple[int, int, int], classes: int = 10) -> Cost:
@@ -103,35 +107,77 @@ def measured(name: str) -> dict[str, Any]:
     return result
 
 
-def checked(normal: float) -> dict[str, dict[str, Any]]:
-    """Fit the CNN's machine on K = 0 and K = 2, and predict the other measured points with it."""
-    steps, backbone = measured("training_step"), measured("backbone_step")
-    seconds = {k: steps[f"K={k}"]["dpcert layerwise"]["median_ms"] / 1e3 for k in (0, 2, 8)}
-    threads, cost = steps["machine"]["threads"], cost_of_spec(*CNN)
-    machine = fitted((1, seconds[0]), (3, seconds[2]), cost, 512, threads, normal)
-    points = {
-        f"CNN, B = 512, R = {k + 1}": (seconds[k], machine.seconds_a_step(cost, 512, k + 1), k != 8) for k in (0, 2, 8)
-    }
-    one = replace(machine, ranks=backbone["machine"]["threads"])
-    views = backbone.get("views", 3)
-    points[f"backbone, B = {backbone['batch']}, R = {views}"] = (
-        backbone["backbone, all"]["dpcert"]["median_ms"] / 1e3,
-        one.seconds_a_step(cost_of_spec(*BACKBONE), backbone["batch"], views),
-        False,
+@dataclass(frozen=True)
+class Point:
+    """A measured time, and what the formula says about it from other points."""
+
+    measured_seconds: float
+    predicted_seconds: float
+
+
+def checked(normal: float) -> dict[str, Point]:
+    """Predict measured points from others: more views, a second rank, a vote from a step."""
+    steps, ranks, shards = measured("training_step"), measured("ranks"), measured("shards")
+    cost, threads = cost_of_spec(*CNN), steps["machine"]["threads"]
+    at = {k: steps[f"K={k}"]["dpcert layerwise"]["median_ms"] / 1e3 for k in (0, 2, 8)}
+    machine = fitted((1, at[0]), (3, at[2]), cost, 512, threads, normal)
+    points = {"CNN, a step with 9 views, from 1 and 3 views": Point(at[8], machine.seconds_a_step(cost, 512, 9))}
+
+    of_ranks = ranks["methods"]["dp-gaussian"]
+    alone, both = (of_ranks[name]["median_ms"] / 1e3 for name in ("one process of one thread", "two ranks of one thread"))
+    serial = min(alone, machine.fixed + cost.parameters * normal)
+    points["CNN, a step of two ranks, from one"] = Point(both, serial + (alone - serial) / 2)
+
+    one, two = (shards[name]["median_ms"] / 1e3 for name in ("1 rank", "2 ranks"))
+    points["CNN, 500 certificates of two ranks, from one"] = Point(two, one / 2)
+
+    backbone = measured("backbone_step")
+    cost, seconds = cost_of_spec(*BACKBONE), backbone["backbone, all"]["dpcert"]["median_ms"] / 1e3
+    rate = cost.work(backbone["batch"], BACKBONE_VIEWS) / (seconds - cost.parameters * normal)
+    forward = backbone["backbone, head"]["forward pass"]["median_ms"] / 1e3
+    points["backbone, forward passes of a batch, from a step"] = Point(
+        forward, backbone["batch"] * BACKBONE_VIEWS * cost.flops / rate
     )
+    return points
+
+
+def predicted(normal: float) -> dict[str, dict[str, float]]:
+    """The paper's CIFAR-10 setting and ImageNet, on eight GPUs that reach `GPU_RATE` each."""
+    gpus = Machine(8, GPU_RATE, normal, GPU_BANDWIDTH, fixed=0.01)
+    small, large = cost_of_spec(*CROSSVIT), cost_of_spec(*CROSSVIT, classes=1000)
+    step, large_step = gpus.seconds_a_step(small, 512, 2), gpus.seconds_a_step(large, 16_384, 2)
+    epoch = 1_281_167 / 16_384 * large_step
     return {
-        name: {"measured_seconds": found, "predicted_seconds": predicted, "fitted": was_fitted}
-        for name, (found, predicted, was_fitted) in points.items()
-    } | {"machine": {"rate_of_a_thread": machine.rate, "fixed_seconds": machine.fixed, "flops_of_a_row": cost.flops}}
+        "CrossViT-Tiny on CIFAR-10, B = 512, K = 1, 10 epochs": {
+            "step_seconds": step,
+            "noise_share": small.parameters * normal / step,
+            "hours": step * int(10 * 50_000 / 512) / 3600,
+        },
+        "the same, 10,000 certificates of 10,100 votes": {"hours": 10_000 * 10_100 * gpus.seconds_a_vote(small) / 3600},
+        "CrossViT-Tiny on ImageNet, B = 16,384, K = 1, one epoch": {
+            "step_seconds": large_step,
+            "noise_share": large.parameters * normal / large_step,
+            "megabytes_reduced": large.bytes_reduced(8) / 1e6,
+            "hours": epoch / 3600,
+        },
+    }
 
 
 def main() -> None:
-    """Check the model on the stored points, then print what it predicts."""
+    """Check the formula on the stored points, predict, and print both."""
     normal = seconds_a_normal()
-    result = {"seconds_a_normal": normal, "checked": checked(normal)}
-    print(json.dumps(result, indent=2))
-    for name, case in (("cnn", CNN), ("backbone", BACKBONE), ("crossvit", CROSSVIT)):
-        print(name, cost_of_spec(*case))
+    points, others = checked(normal), predicted(normal)
+    print(f"noise: {1e9 * normal:.0f} ns a parameter")
+    for name, point in points.items():
+        off = point.predicted_seconds / point.measured_seconds - 1
+        print(f"{name}: {point.measured_seconds:.3g} s, predicted {point.predicted_seconds:.3g} s ({100 * off:+.0f} %)")
+    for name, figures in others.items():
+        print(f"{name}: {', '.join(f'{key} {value:.3g}' for key, value in figures.items())}")
+    costs = {name: asdict(cost_of_spec(*case)) for name, case in CASES.items()}
+    for name, cost in costs.items():
+        print(f"{name}: {cost['flops'] / 1e6:.3g} MFLOP a row, {cost['parameters']} parameters")
+    checks = {name: asdict(point) for name, point in points.items()}
+    print(save("cost_model", {"seconds_a_normal": normal, "costs": costs, "checked": checks, "predicted": others}))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,10 @@ class RunError(DpcertError):
     """A run directory that was made with other options, is in use, or cannot be written."""
 
 
+class BusyError(RunError):
+    """A run directory that another process uses at the moment; it can be used later."""
+
+
 class AuditError(DpcertError):
     """An audit that found more leakage than the guarantee allows."""
 

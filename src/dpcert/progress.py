@@ -12,3 +12,12 @@ class Progress(Protocol):
 
 def silent(done: int, total: int, **facts: str) -> None:
     """Show nothing."""
+
+
+def shifted(progress: Progress, before: int, of_all: int) -> Progress:
+    """Return a progress that reports part of a task: `before` units came earlier, `of_all` is the whole task."""
+
+    def report(done: int, total: int, **facts: str) -> None:
+        progress(before + done, of_all, **facts)
+
+    return report

@@ -14,14 +14,16 @@ views and certification comes from a fast generator that the cipher seeds.
 
 import hashlib
 import secrets
+from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 KEY_BYTES = 32
+_BLOCK_BYTES = 16  # of AES
 
 
 class Purpose(IntEnum):
@@ -53,16 +55,37 @@ def key_from_seed(seed: int, domain: str) -> bytes:
 
 def stream_bytes(key: bytes, purpose: Purpose, count: int, step: int = 0, part: int = 0) -> bytes:
     """Return the first `count` bytes of the stream named by (key, purpose, step, part)."""
+    encryptor = _stream(key, purpose, step, part)
+    return encryptor.update(bytes(count)) + encryptor.finalize()
+
+
+def _stream(key: bytes, purpose: Purpose, step: int, part: int) -> CipherContext:
     if len(key) != KEY_BYTES:
         raise ValueError(f"key has {len(key)} bytes, must have {KEY_BYTES}")
     counter = int(purpose).to_bytes(1, "big") + part.to_bytes(3, "big") + step.to_bytes(4, "big") + bytes(8)
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-    return encryptor.update(bytes(count)) + encryptor.finalize()
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
 def uniform_words(key: bytes, purpose: Purpose, count: int, step: int = 0, part: int = 0) -> np.ndarray:
     """Return `count` independent uniform 64-bit words."""
     return np.frombuffer(stream_bytes(key, purpose, 8 * count, step, part), dtype="<u8")
+
+
+WORDS_PER_CHUNK = 1 << 17  # 1 MiB stays in the cache of a core: five times as fast as all words at once
+
+
+def uniform_word_chunks(key: bytes, purpose: Purpose, count: int, step: int = 0, part: int = 0) -> Iterator[np.ndarray]:
+    """Yield the words of `uniform_words` in order, at most `WORDS_PER_CHUNK` at a time, in constant memory.
+
+    All chunks share one buffer: use each before the next.
+    """
+    encryptor = _stream(key, purpose, step, part)
+    zeros = memoryview(bytes(8 * WORDS_PER_CHUNK))
+    buffer = bytearray(8 * WORDS_PER_CHUNK + _BLOCK_BYTES - 1)  # `update_into` asks for that much more
+    for start in range(0, count, WORDS_PER_CHUNK):
+        size = min(WORDS_PER_CHUNK, count - start)
+        encryptor.update_into(zeros[: 8 * size], buffer)
+        yield np.frombuffer(buffer, dtype="<u8", count=size)
 
 
 def _generator(key: bytes, purpose: Purpose, step: int, part: int) -> np.random.Generator:

@@ -27,8 +27,8 @@ RANK = {
     "interrupts": 1,
     "losses": 1,
     "input_gradients": 1,
-    "scale": 2,
     "store": 2,
+    "scale": 2.5,  # writes logs through the store; certification uses the world
     "data": 3,
     "privacy": 3,
     "gradients": 3,
@@ -67,11 +67,14 @@ JOINTS = {
     "privacy/statement",  # says in words what the ledger holds
     "gradients/layerwise",  # the layers' rules, which share the part sizes
     "gradients/traced",  # the same rules on the trace of a custom forward
+    "gradients/checkpointed",  # the trace, one segment at a time
     "gradients/choose",  # both engines
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
     "scale/shards",  # items of work for the ranks of a world
     "data/registry",  # names to readers
+    "data/items",  # checks the items of a map-style dataset with all readers and digests of records
+    "data/dataset",  # every kind of data as one data set
     "models/architectures",  # names to networks
     "models/weights",  # weights into any of the networks
     "models/spec",  # network, weights and what trains
@@ -83,6 +86,10 @@ JOINTS = {
     "store/opened",  # all checks on the way from files to figures
     "training/loop",  # steps, state, curve
     "training/lifecycle",  # begins, resumes and ends a run: ledger, checkpoints, memory of what was seen
+    "scale/executors",  # tasks in child processes
+    "scale/ray_worker",  # the same on a node, after its checks
+    "scale/ray_bridge",  # submits that to Ray
+    "scale/placement",  # names to executors
     "training/ranks",  # how other ranks follow what rank 0 has begun: its lifecycle and state
     "training/audit",  # trains with the loop
 }

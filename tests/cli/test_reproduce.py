@@ -76,6 +76,10 @@ def test_our_own_results_can_be_shown(capsys, monkeypatch):
         (["table1", "--examples", "10001"], "--examples is 10001, must be a whole number in [1, 10000]"),
         (["table1", "--examples", "0"], "--examples is 0"),
         (["table1", "--jobs", "0"], "--jobs is 0"),
+        (["table1", "--on", "threads"], "--on is 'threads', must be processes, ray or ray://HOST:PORT"),
+        (["table1", "--on", "ray://head"], "--on is 'ray://head', its address must be HOST:PORT"),
+        (["table1", "--cpus-per-task", "0"], "--cpus-per-task is 0"),
+        (["--gpus-per-task", "-1"], "--gpus-per-task is -1"),
         (["figure-radii", "--dataset", "fashion-mnist"], "figure-radii is about mnist"),
     ],
 )
@@ -117,6 +121,22 @@ def test_failed_pieces_make_the_command_fail_at_the_end(tmp_path, capsys, monkey
     printed = capsys.readouterr()
     assert "figure-radii" in printed.out
     assert "1 tasks failed; the first: train mnist-dpsgd: the disk is on fire; logs are in" in printed.err
+
+
+def test_without_ray_it_says_how_to_get_it_and_creates_nothing(tmp_path, capsys, monkeypatch):
+    from dpcert.scale import ray
+
+    monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: None)
+    assert call("figure-radii", "--results", str(tmp_path), "--on", "ray") == 2
+    told = capsys.readouterr().err
+    assert "4 of 4 runs are incomplete; about" in told and "of work for one task at a time" in told
+    assert told.splitlines()[-1] == "error: --on ray needs the package ray; install it with: pip install 'dpcert[ray]'"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--show"])
+def test_looking_needs_no_cluster(tmp_path, capsys, how):
+    assert call("figure-radii", "--results", str(tmp_path), "--on", "ray://127.0.0.1:1", how) == 0
 
 
 def _cifar10_is_here(monkeypatch, here):

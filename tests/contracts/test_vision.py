@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpcert.gradients.choose import choose
 from dpcert.gradients.engine import Clip, FirstOnly
 from dpcert.gradients.layerwise import Layerwise
 from dpcert.gradients.vmap import per_example_gradients
+from dpcert.models.parts import freeze_others
 from dpcert.privacy.clipping import Flat
 from dpcert.row_proof import prove, reason_for_no_proof
 from tests.contracts.test_engines import coupled_loss
@@ -141,13 +143,42 @@ def test_frozen_layers_before_the_first_trained_one_record_nothing():
     engine = Layerwise()
     engine.per_example(model, coupled_loss, views, labels)
     (traced,) = engine._traced.values()
-    from dpcert.gradients.traced import _Run
+    from dpcert.gradients.traced import Run
 
-    run = _Run(traced)
+    run = Run(traced)
     with torch.enable_grad():
         logits = run.run(views.flatten(0, 1), enable_io_processing=False)
     assert [call.name for call in run.calls] == ["head"] and run.copies == []
     assert not run.calls[0].inputs.requires_grad and logits.is_leaf and logits.requires_grad
+
+
+def test_a_frozen_start_costs_one_forward_pass():
+    """``model.train = last:2``: frozen layers run once, without a record; the backward pass ends at the first trained layer."""
+    model, (views, labels) = resnet(), examples(3, 2)
+    freeze_others(model, "last:2")
+    engine, ran, differentiated = Layerwise(), [], []
+    engine.per_example(model, coupled_loss, views, labels)
+    (traced,) = engine._traced.values()
+    for name, layer in traced.proven.module.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            forward = layer.forward
+            layer.forward = lambda x, name=name, forward=forward: ran.append((name, x.requires_grad)) or forward(x)
+    record = torch.ops.aten.convolution_backward.default
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is record:
+                differentiated.append(args[10][0])  # whether the gradient of the layer's input is computed
+                assert not args[10][1], "no ordinary weight gradient"
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        engine(model, coupled_loss, views, labels, CLIP)
+    frozen = [(name, needs) for name, needs in ran if "stage3" not in name]
+    trained = [name for name, _ in ran if "stage3" in name]
+    assert len(frozen) == 10 and not any(needs for _, needs in frozen)  # the stem, four of stage 1, five of stage 2
+    assert len(ran) == len(set(ran)) and len(trained) == 5
+    assert sum(differentiated) == 3  # of five convolutions, the first and its shortcut see frozen inputs
 
 
 class Unused(nn.Module):

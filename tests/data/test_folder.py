@@ -195,11 +195,19 @@ def test_a_picture_cut_anywhere_is_refused_or_whole(tmp_path_factory, cut):
         pass
 
 
-def test_a_folder_larger_than_memory_is_refused_with_the_remedy(tmp_path, monkeypatch):
-    root = make(tmp_path)
+def test_a_folder_larger_than_memory_is_decoded_picture_by_picture(tmp_path, monkeypatch):
+    root, told = make(tmp_path), []
+    expected = read_custom(root)
     monkeypatch.setattr(module, "available_memory", lambda: 300)
-    with pytest.raises(DataError, match="x_train.npy.*read from disk"):
+    data = read_custom(root, progress=lambda done, total, **facts: told.append((done, total)))
+    assert type(data.x_train.source).__name__ == "RowsOfItems" and told[-1] == (24, 24)
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        assert torch.equal(getattr(data, name), getattr(expected, name))
+    bad = next((root / "train").rglob("*.png"))
+    bad.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=f"the training set record .*{bad.name} is not a readable PNG or JPEG image") as caught:
         read_custom(root)
+    assert "\n" not in str(caught.value)
 
 
 def test_progress_is_told_to_the_end(tmp_path):

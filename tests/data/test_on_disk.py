@@ -177,7 +177,7 @@ def test_training_on_disk_gives_the_weights_of_memory_and_reads_what_it_needs(tm
     monkeypatch.setattr(ArrayOnDisk, "rows", counted)
     monkeypatch.setattr(module, "LARGEST_IN_MEMORY", 0)
     monkeypatch.setattr(lazy, "CHUNK_BYTES", 100 * 90 * 4)
-    monkeypatch.setattr("dpcert.training.provenance._ROWS", 100)
+    monkeypatch.setattr("dpcert.data.hashes._ROWS", 100)
     assert torch.equal(train(), in_memory) and 0 < most[0] <= 300
 
 

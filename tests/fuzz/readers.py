@@ -28,6 +28,7 @@ from dpcert.runs import config as configs
 from dpcert.runs import presets
 from dpcert.runs.predict import read_images
 from dpcert.runs.resolve import resolve
+from dpcert.scale.tasks import read_record
 from dpcert.store.durable import canonical_json, readable_json, sha256_hex
 from dpcert.store.metrics import read_metrics
 from dpcert.store.records import AttackRow, CertificateRow, CurveRow, RobustRow, SampleRow, header, read_rows, text_of
@@ -374,6 +375,16 @@ def _read_metrics(path: Path) -> object:
     return summary([facts], figures_of), facts.title
 
 
+def _read_outcome(path: Path) -> object:
+    """A record that says nothing counts as refused."""
+    from dpcert.errors import RunError
+
+    record = read_record(path)
+    if record == (None, None):
+        raise RunError("nothing is recorded")
+    return record
+
+
 READERS: dict[str, Reader] = {
     "idx": Reader(_idx_seeds, _read_idx, share=3),
     "cifar batch": Reader(_cifar_seeds, lambda data, folder: cifar.parse_batch(data, "x", None)),
@@ -393,6 +404,7 @@ READERS: dict[str, Reader] = {
     "checkpoint, header edited": Reader(_checkpoint_seeds, _read_checkpoint, _header_edited),
     "rows": Reader(_row_seeds, _file("rows.tsv", _read_table), share=2),
     "rows, checksum right": Reader(_row_seeds, _file("rows.tsv", _read_table), _rechecked_rows, share=2),
+    "outcome": Reader(lambda folder: [b'{"error": "RunError", "reason": "no space"}'], _file("outcome", _read_outcome)),
     "sidecar": Reader(_sidecar_seeds, _file("certificates-sigma0.50.json", _read_sidecar)),
     "sidecar, checksum right": Reader(
         _sidecar_seeds,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpcert.gradients import layers, parts
-from dpcert.gradients.parts import Factored, Instantiated, Stacked, products
+from dpcert.gradients.parts import Factored, Instantiated, Stacked
 
 
 def rows(size, b=5, seed=0):
@@ -24,23 +24,6 @@ def test_twin_float32_would_not_pass():
     gradients = rows(parts.WIDEST + 777) + 3.0
     wide, narrow = gradients.double().square().sum(dim=1), gradients.square().sum(dim=1).double()
     assert not torch.allclose(wide, narrow, rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("onednn", [True, False])
-def test_products_one_by_one_have_the_norms_of_what_they_store(onednn, monkeypatch):
-    if not onednn:
-        monkeypatch.setattr(parts, "_onednn_product", lambda left, right: left @ right.mT)
-    inputs, deltas = torch.randn(4, 20, 150), torch.randn(4, 20, 130)
-    found = products(inputs, deltas, torch.full((4, 130, 150), torch.nan))
-    torch.testing.assert_close(found.instantiate(), torch.bmm(deltas.mT, inputs).flatten(1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.norms_squared(), found.instantiate().double().square().sum(dim=1), rtol=1e-14, atol=0)
-
-
-def test_a_record_that_is_left_out_has_norm_zero():
-    """The stored norms belong to the stored gradients: without a record they must not be used again."""
-    found = products(torch.randn(3, 9, 150), torch.randn(3, 9, 130), torch.empty(3, 130, 150))
-    without = found.without(torch.tensor([False, True, False]))
-    assert float(without.norms_squared()[1]) == 0.0 and float(without.norms_squared()[0]) > 0.0
 
 
 def test_stacked_parts_are_one_parameter():

@@ -91,10 +91,24 @@ MUTANTS = [
     ),
     Mutant(
         "privacy/sampling.py",
-        "uniform_words(key, Purpose.SAMPLING, records, step)",
-        "uniform_words(key, Purpose.SAMPLING, records, step // 2)",
+        "uniform_word_chunks(key, Purpose.SAMPLING, records, step)",
+        "uniform_word_chunks(key, Purpose.SAMPLING, records, step // 2)",
         (f"{SAMPLING}::test_the_sampler_is_poisson_and_the_twins_are_not",),
         "each batch is drawn twice: no amplification by sampling",
+    ),
+    Mutant(
+        "privacy/sampling.py",
+        "+ number * WORDS_PER_CHUNK",
+        "+ max(0, number - 1) * WORDS_PER_CHUNK",
+        (f"{SAMPLING}::test_batches_are_those_of_the_first_version",),
+        "a chunk that counts from the wrong record: two chunks stand for one, and some records are never drawn",
+    ),
+    Mutant(
+        "rng.py",
+        "encryptor.update_into(zeros[: 8 * size], buffer)",
+        "_stream(key, purpose, step, part).update_into(zeros[: 8 * size], buffer)",
+        (f"{SAMPLING}::test_batches_are_those_of_the_first_version",),
+        "every chunk has the same words: records a chunk apart are drawn together",
     ),
     # accounting
     Mutant(
@@ -242,16 +256,16 @@ MUTANTS = [
         "the authors' swapped axes: records share rows",
     ),
     Mutant(
-        "gradients/layerwise.py",
-        "parts = [part.without(unusable) for part in parts]",
-        "parts = list(parts)",
+        "gradients/sums.py",
+        "parts = {name: part.without(unusable) for name, part in parts.items()}",
+        "parts = dict(parts)",
         (f"{DEGENERATE}::test_a_record_whose_gradient_is_not_finite_contributes_nothing[dpsgd-layerwise]",),
         "0 * inf is NaN",
     ),
     Mutant(
-        "gradients/layerwise.py",
-        "norms[some] = squares.sum(dim=0).sqrt_()",
-        "norms[some] = squares.amax(dim=0).sqrt_()",
+        "gradients/sums.py",
+        "torch.stack(squares or [torch.zeros_like(self._norms[some])]).sum(dim=0)",
+        "torch.stack(squares or [torch.zeros_like(self._norms[some])]).amax(dim=0)",
         (f"{ENGINES}::test_equals_one_example_at_a_time",),
         "each layer clipped as if it were alone",
     ),
@@ -335,8 +349,8 @@ MUTANTS = [
     ),
     Mutant(
         "training/state.py",
-        "for tensor in (images, labels):",
-        "for tensor in (images,):",
+        "((images, progress), (labels, silent))",
+        "((images, progress),)",
         (f"{STATE}::test_the_identity_of_the_data_covers_images_labels_and_shapes",),
         "a run goes on with other labels: a second release",
     ),
@@ -566,6 +580,42 @@ MUTANTS = [
         "bool(skip_misclassified)",
         ("tests/runs/test_several_runs.py::test_skip_misclassified_comes_from_the_run_unless_it_is_given",),
         "the setting of the run is ignored",
+    ),
+    # several ranks
+    Mutant(
+        "scale/shards.py",
+        "packed = self._early.pop(self.waited_for)",
+        "packed = self._early.pop(max(self._early))",
+        ("tests/scale/test_shards.py::test_results_are_those_of_one_process_in_order",),
+        "rows in the order of arrival",
+    ),
+    Mutant(
+        "runs/certify.py",
+        'key = bytes.fromhex(order["key"])',
+        'key = bytes.fromhex(order["key"])[::-1]',
+        ("tests/scale/test_sharded_runs.py::test_the_files_are_those_of_one_process",),
+        "each rank has noise of its own",
+    ),
+    Mutant(
+        "certification/votes.py",
+        "return load_compiled(self._world.broadcast(None), inputs) if told(self._world) else None",
+        "return None if told(self._world) and self._world.broadcast(None) else None",
+        ("tests/scale/test_sharded_runs.py::test_rank_0_decides_which_path_votes",),
+        "ranks vote by different kernels",
+    ),
+    Mutant(
+        "runs/loaded.py",
+        'world.agree(f"images of {self.path}", images_sha256)',
+        "pass",
+        ("tests/scale/test_sharded_runs.py::test_ranks_that_differ_say_in_what",),
+        "a rank certifies other images",
+    ),
+    Mutant(
+        "gradients/engine.py",
+        'return norms.device.type != "cpu" or not bool(torch.isfinite(norms).all())',
+        "return not bool(torch.isfinite(norms).all())",
+        ("tests/scale/test_meta_device.py::test_norms_are_looked_at_on_a_cpu_only",),
+        "every part of a step waits for the device",
     ),
     # phases, stored features, public weights
     Mutant(

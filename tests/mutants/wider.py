@@ -22,9 +22,11 @@ CORRELATE = "tests/analysis/test_correlate.py"
 CURVE = "tests/training/test_curve.py"
 DURABLE = "tests/store/test_durable.py"
 ENGINES = "tests/contracts/test_engines.py"
+EXECUTORS = "tests/scale/test_executors.py"
 EXPORT = "tests/release/test_export.py"
 FIGURES = "tests/report/test_figures.py"
 FINE_TUNED = "tests/report/test_fine_tuned.py"
+ITEMS = "tests/data/test_items.py"
 FIGURES_OF_ROWS = "tests/certification/test_metrics.py"
 INPUT_GRADIENTS = "tests/test_input_gradients.py"
 LOOP = "tests/training/test_loop.py"
@@ -45,14 +47,17 @@ REPRODUCTION = "tests/paper/test_reproduction.py"
 RESUME_ALL = "tests/training/test_resume_all.py"
 RNG = "tests/test_rng.py"
 ROUNDING = "tests/test_rounding.py"
+RUNNER = "tests/paper/test_runner.py"
 SCHEDULES = "tests/training/test_schedules.py"
 SECRETS = "tests/security/test_secrets.py"
+SESSION = "tests/scale/test_session.py"
 SETTINGS = "tests/training/test_settings.py"
 SMOOTH = "tests/certification/test_smooth.py"
 SMOOTHADV = "tests/views/test_smoothadv.py"
 STEP = "tests/training/test_step.py"
 SWEEP = "tests/certification/test_sweep.py"
 TABLES = "tests/report/test_tables.py"
+TASKS = "tests/scale/test_tasks.py"
 TRADE_OFF = "tests/privacy/test_tradeoff.py"
 VERDICTS = "tests/paper/test_verdicts.py"
 VERIFY = "tests/release/test_verify.py"
@@ -610,18 +615,32 @@ WIDER = [
         "a layer with hooks counts as proved",
     ),
     Mutant(
-        "gradients/layerwise.py",
-        "factors = clip.factors(norms)[some]",
-        "factors = clip.factors(norms[some])",
+        "gradients/sums.py",
+        "factors = self._clip.factors(self._norms)[here]",
+        "factors = self._clip.factors(self._norms[here])",
         (f"{VISION}::test_padding_counts_for_nothing_in_any_piece",),
         "padding counts as records in the later pieces of a part",
     ),
     Mutant(
         "gradients/parts.py",
-        "squares.append(torch.dot(wide, wide))",
-        "squares.append(torch.dot(wide, wide) / 4)",
-        ("tests/gradients/test_parts.py::test_products_one_by_one_have_the_norms_of_what_they_store",),
+        "formed = Formed(wide, norms.square())",
+        "formed = Formed(wide, norms.square() / 4)",
+        ("tests/gradients/test_deferred.py::test_formed_gradients_have_the_norms_of_what_is_summed",),
         "large gradients are clipped to twice the norm",
+    ),
+    Mutant(
+        "gradients/sums.py",
+        "torch.stack([stored, *formed]).sum(dim=0)",
+        "torch.stack(formed).sum(dim=0)",
+        ("tests/gradients/test_deferred.py::test_the_clipped_sum_is_that_of_the_reference_engine",),
+        "large gradients are clipped as if they were alone",
+    ),
+    Mutant(
+        "gradients/checkpointed.py",
+        "split = any(low <= last < high for low, high in spans.values())",
+        "split = False",
+        ("tests/gradients/test_checkpointing.py::test_a_parameter_that_is_used_twice_stays_in_one_segment",),
+        "a parameter's gradient is cut in two, and clipped twice",
     ),
     # isolation, part sizes, warm starts
     Mutant(
@@ -681,6 +700,41 @@ WIDER = [
         "the last part is as large as there are records left",
     ),
     Mutant(
+        "data/items.py",
+        "floats[list(failed)] = torch.nan",
+        "floats[list(failed)] = 0.5",
+        (f"{ITEMS}::test_an_item_that_fails_after_the_check_contributes_zero",),
+        "a record that cannot be read is trained on as a grey image",
+    ),
+    Mutant(
+        "data/items.py",
+        "digest_of(*record) != self.known.digests[numbers[place]].tobytes()",
+        "record[0].shape != self.shape[1:]",
+        (f"{ITEMS}::test_an_item_that_fails_after_the_check_contributes_zero",),
+        "a record that changes: a repeated step is another release",
+    ),
+    Mutant(
+        "data/ahead.py",
+        "claimed = places.popleft()",
+        "claimed = places[0][0], 0",
+        (f"{ITEMS}::test_rows_read_ahead_are_those_asked_for_in_any_order",),
+        "rows read ahead are mixed up",
+    ),
+    Mutant(
+        "data/digests.py",
+        'f"{pixels.dtype} {pixels.shape} {label} ".encode()',
+        'f"{pixels.dtype} {pixels.shape} ".encode()',
+        (f"{ITEMS}::test_a_run_is_resumed_with_the_same_items_only",),
+        "a run goes on with other labels",
+    ),
+    Mutant(
+        "training/loop.py",
+        "as_in_steps(training.data.x_train)",
+        "training.data.x_train",
+        (f"{ITEMS}::test_a_head_phase_reads_like_the_steps",),
+        "an exception of a head phase depends on one record",
+    ),
+    Mutant(
         "training/provenance.py",
         "if any(seen.releases is None for seen in again):",
         "if all(seen.releases is None for seen in history):",
@@ -689,8 +743,8 @@ WIDER = [
     ),
     Mutant(
         "training/provenance.py",
-        "(*_history(model), Seen(record_hashes(images), _charged(ledger)))",
-        "(Seen(record_hashes(images), _charged(ledger)),)",
+        "(*_history(model), Seen(_hashes(images), _charged(ledger)))",
+        "(Seen(_hashes(images), _charged(ledger)),)",
         (f"{PROVENANCE}::test_the_same_cell_run_twice_is_charged_twice",),
         "a third training forgets the first",
     ),
@@ -850,5 +904,47 @@ WIDER = [
         '"averaging": evidence.header.get("averaging")',
         (f"{AVERAGING}::test_an_averaged_run_verifies_and_a_header_of_another_averaging_does_not",),
         "a header may claim any averaging",
+    ),
+    Mutant(
+        "scale/tasks.py",
+        "environment.pop(OUTCOME_FILE, None)",
+        "environment.get(OUTCOME_FILE)",
+        (f"{TASKS}::test_success_records_nothing_and_grandchildren_do_not_inherit_the_file",),
+        "a process that a task starts overwrites the reason of the task",
+    ),
+    Mutant(
+        "scale/child.py",
+        "while os.getppid() == int(parent):",
+        "while True:",
+        (f"{TASKS}::test_a_child_of_a_dead_worker_ends",),
+        "the child of a killed worker trains on while the retry starts elsewhere",
+    ),
+    Mutant(
+        "scale/session.py",
+        "if _lock(descriptor, path):\n            return",
+        "if False:\n            return",
+        (f"{SESSION}::test_a_node_with_a_copy_of_the_folder_is_refused",),
+        "a node that shares no locks joins, and two nodes train into one run",
+    ),
+    Mutant(
+        "scale/session.py",
+        "if driver.get(name) != here.get(name):",
+        "if False:",
+        (f"{SESSION}::test_other_code_is_refused",),
+        "a node with another version computes rows",
+    ),
+    Mutant(
+        "scale/ray_bridge.py",
+        "elif task.losses > RETRIES:",
+        "elif False:",
+        (f"{EXECUTORS}::test_retries_are_bounded_and_the_other_tasks_go_on",),
+        "a task that kills its node is retried forever",
+    ),
+    Mutant(
+        "paper/runner.py",
+        "outcome.error == BusyError.__name__ or",
+        '"is in use" in reason or',
+        (f"{RUNNER}::test_a_child_that_came_second_tries_again",),
+        "whether to wait is read from the words of a message",
     ),
 ]

@@ -201,3 +201,12 @@ def test_estimates_follow_what_was_measured(tmp_path):
 @pytest.mark.parametrize(("seconds", "words"), [(10, "1 min"), (90, "2 min"), (3540, "59 min"), (7265, "2 h 01 min")])
 def test_words_for_times(seconds, words):
     assert as_words(seconds) == words
+
+
+def test_a_gpu_is_asked_for_by_every_kind_and_matters_for_speed_only(tmp_path):
+    from dpcert.runs.config import differences
+
+    for piece in missing_of(NEED, tmp_path, 100):
+        assert piece.command(tmp_path, "cuda") == [*piece.command(tmp_path), "--device", "cuda"]
+    on_a_gpu = Cell("mnist", "dp-gaussian", change=(("train.device", "cuda"),)).config()
+    assert differences(CELL.config(), on_a_gpu) == []

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from dpcert.paper.estimate import Estimator
 from dpcert.paper.grid import Cell, Need
 from dpcert.paper.pieces import Piece, missing
 from dpcert.paper.runner import Runner
+from dpcert.scale.executors import LocalProcesses
+from dpcert.scale.tasks import Resources
 from tests.grid_fakes import fake_run, radius_of
 
 CELLS = [Cell("mnist", "dpsgd"), Cell("mnist", "dp-gaussian"), Cell("mnist", "psac")]
@@ -25,10 +28,12 @@ kind=$1
 if [ $kind = train ]; then for word; do run=$word; done; else run=$2; fi
 name=$(basename "$run")
 echo "$kind $name" >> "{stock}/calls"
+tell() {{ echo "{{\\"error\\": \\"$1\\", \\"reason\\": \\"$2\\"}}" > "$DPCERT_OUTCOME_FILE"; }}
 trap 'echo saved >> "{stock}/saved"; exit 130' TERM
 if [ -e "{stock}/slow-$name" ]; then for k in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; done; fi
-if [ -e "{stock}/taken-$name" ]; then rm "{stock}/taken-$name"; echo "error: $run is in use by another process; wait"; exit 2; fi
-if [ -e "{stock}/fail-$name" ]; then echo "error: the disk is on fire"; exit 2; fi
+if [ -e "{stock}/taken-$name" ]; then rm "{stock}/taken-$name"; tell BusyError "someone works here"; exit 2; fi
+if [ -e "{stock}/fail-$name" ]; then tell RunError "the disk is on fire"; exit 2; fi
+if [ -e "{stock}/print-$name" ]; then echo "error: $run is in use by another process; wait"; exit 2; fi
 if [ -e "{stock}/die-$name" ]; then kill -9 $$; fi
 if [ -e "{stock}/idle-$name" ]; then exit 0; fi
 mkdir -p "$run"
@@ -45,7 +50,7 @@ def stock(tmp_path, monkeypatch):
     script = tmp_path / "python"
     script.write_text(SCRIPT.format(stock=folder))
     script.chmod(0o755)
-    monkeypatch.setattr(module.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
     return folder
 
 
@@ -58,7 +63,7 @@ def runner(results: Path, jobs: int = 1, tell=None) -> tuple[Runner, list[str]]:
         if tell is not None:
             tell(text, passing)
 
-    return Runner(results, 100, jobs, Estimator(results, CELLS), listen), told
+    return Runner(results, 100, LocalProcesses(jobs), Resources(), Estimator(results, CELLS), listen), told
 
 
 def calls(stock: Path) -> list[str]:
@@ -82,7 +87,12 @@ def test_does_what_is_missing_and_nothing_twice(stock, tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("fail", "the disk is on fire"), ("die", "killed by SIGKILL"), ("idle", "it ended without doing its work")],
+    [
+        ("fail", "the disk is on fire"),
+        ("die", "killed by SIGKILL"),
+        ("idle", "it ended without doing its work"),
+        ("print", "exit code 2"),  # what a child prints is for people: nothing is concluded from it
+    ],
 )
 def test_one_that_fails_is_told_and_the_rest_goes_on_and_the_next_time_it_is_done(stock, tmp_path, how, reason):
     (stock / f"{how}-mnist-dpsgd").write_text("")
@@ -237,13 +247,14 @@ def test_real_children_killed_and_gone_on_with(tmp_path):
 
     def kill(text, passing):
         if not killed and rows.exists() and len(rows.read_text().splitlines()) > 3:
-            child = runners[0]._running[0].process
+            child = runners[0]._running[0].pending.child.process
             killed.append(child.pid)
             child.kill()
 
     def session(tell=None):
         estimator = Estimator(tmp_path, [cell])
-        runners.append(Runner(tmp_path, 40, 1, estimator, lambda text, *, passing=False: tell and tell(text, passing)))
+        listen = lambda text, *, passing=False: tell and tell(text, passing)  # noqa: E731
+        runners.append(Runner(tmp_path, 40, LocalProcesses(1), Resources(), estimator, listen))
         return runners[-1].run([need])
 
     first = session(kill)

@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from dpcert.runs.open import open_run
 from dpcert.runs.training import train
 from dpcert.scale.world import ALONE, World, join
 from dpcert.store.runs import IN_USE
+from tests.e2e.test_kill import environment
 from tests.faults import scene
 from tests.runs import own_models
 from tests.scale.group import Failure, Group
@@ -56,7 +60,8 @@ def rows(path: Path) -> dict[str, object]:
 
 def without_time(file: Path) -> list[list[str]]:
     """The rows of a file without the time and the checksum that covers it; whole rows if they have no time."""
-    heading, *lines = (line.split("\t") for line in file.read_text().splitlines())
+    whole, _, _ = file.read_text().rpartition("\n")  # a kill may leave half a line
+    heading, *lines = (line.split("\t") for line in whole.split("\n"))
     dropped = ("time", "check") if "time" in heading else ()
     return [[cell for name, cell in zip(heading, line, strict=True) if name not in dropped] for line in lines]
 
@@ -295,4 +300,60 @@ def test_real_processes_get_the_rows_of_one_and_notice_a_difference(run, tmp_pat
     assert answers[0] == answers[1] and "rank 1 and rank 0 differ in request for" in answers[0] and "\n" not in answers[0]
     expected = certified(ALONE, alone, asked=request())
     assert Group(tmp_path, 2, _with, run, [4, 4]).results() == [expected] * 2
+    assert rows(run) == rows(alone)
+
+
+def _group_held() -> object:
+    return join()._group
+
+
+def test_a_world_does_not_keep_the_group_alive(tmp_path):
+    """Its threads must end before Python does: one that then releases a tensor aborts the process, after all is done."""
+    assert Group(tmp_path, 2, _group_held).results() == [None, None]
+
+
+def dpcert_command(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "dpcert", *map(str, arguments)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+
+
+def asked_for(run: Path, *more: object) -> tuple[object, ...]:
+    return ("certify", run, "--n0", N0, "--n", N, "--seed", 4, "--examples", IMAGES, *more)
+
+
+def test_the_command_prints_once_and_writes_the_rows_of_one_process(run, tmp_path):
+    alone = shutil.copytree(run, tmp_path / "alone")
+    certified(ALONE, alone, asked=request())
+    done = dpcert_command(*asked_for(run, "--processes", 2))
+    assert done.returncode == 0 and done.stdout.count("ACR") == 1, done.stderr
+    assert rows(run) == rows(alone)
+
+
+@pytest.mark.slow
+def test_ranks_end_without_an_abort(run):
+    for size in (2, 3, 2, 4, 2, 3, 2, 2):
+        done = dpcert_command(*asked_for(run, "--radius", 0.1, "--processes", size))
+        assert done.returncode == 0 and "terminate" not in done.stderr, done.stderr
+        for file in run.glob("robust-*"):
+            file.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_at_a_random_moment(run, tmp_path, seed):
+    """Before the first row, between two rows, or after the last: what is there is a beginning, and a resume completes it."""
+    chance = random.Random(seed)
+    alone = shutil.copytree(run, tmp_path / "alone")
+    certified(ALONE, alone, asked=request())
+    size = chance.choice([2, 3])
+    group, victim = Group(tmp_path, size, _slowly, run, IMAGES), chance.randrange(size)
+    time.sleep(chance.uniform(0.2, 1.5))
+    group.processes[victim].kill()
+    killed = time.monotonic()
+    group.results()
+    assert time.monotonic() - killed < 10
+    if (run / scene.ROWS).exists():
+        written, whole = without_time(run / scene.ROWS), without_time(alone / scene.ROWS)
+        assert written == whole[: len(written)]
+    Group(tmp_path, chance.choice([1, 2, 4]), _slowly, run, IMAGES).results()
     assert rows(run) == rows(alone)

@@ -45,6 +45,10 @@ class ThreadWorld(World):
         self._boxes[self.rank, 0].put(value)
         return None
 
+    def total(self, number: int) -> int:
+        found = self.gather(str(number).encode())
+        return int(self.broadcast(None if found is None else str(sum(map(int, found))).encode()))
+
     def agree(self, what: str, value: str) -> None:
         found = self.gather(value.encode())
         alike = self.broadcast(None if found is None else str(len(set(found))).encode()) == b"1"

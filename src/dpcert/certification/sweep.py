@@ -20,6 +20,7 @@ from ..store.growing import append_missing_rows, append_missing_rows_to_all
 from ..store.records import CertificateRow, RobustRow
 from ..workers import parallel_map
 from . import smooth
+from .chosen import chosen
 from .heads import heads_in
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .smooth import Counter
@@ -27,6 +28,7 @@ from .votes import OneInput, Voter
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
 _NO_LABEL = -2  # neither a class nor "abstain"
+_CHECKED_BYTES = 64 << 20  # of inputs at a time
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,8 @@ def check_inputs(x: Tensor) -> Tensor:
         raise DataError(f"x has shape {list(x.shape)}, must be [inputs, ...] with at least one input")
     if not x.is_floating_point():
         raise DataError(f"x is {x.dtype}, must be float; divide uint8 images by 255")
-    if not bool(torch.isfinite(x).all()):
+    rows = max(1, _CHECKED_BYTES // (x.shape[1:].numel() * x.element_size() or 1))
+    if not all(bool(torch.isfinite(x[start : start + rows]).all()) for start in range(0, len(x), rows)):
         raise DataError("x contains NaN or infinity; replace these values")
     return x.float()
 
@@ -366,7 +369,7 @@ def _counters_for(
 
     def prepare() -> AbstractContextManager[list[Counter]]:
         classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch, world=world)
-        return classifier.counters(x[list(wanted)], request, key)
+        return classifier.counters(chosen(x, wanted), request, key)
 
     return prepare
 

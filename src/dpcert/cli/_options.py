@@ -68,7 +68,8 @@ Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.npz|DIR",
-        help="Custom data: arrays x_train, y_train, x_test, y_test, or images train/CLASS/*.png and test/CLASS/*.png. "
+        help="Custom data: arrays x_train, y_train, x_test, y_test (in an .npz file, or in a folder as x_train.npy ..., "
+        "which are read from disk if large), or images train/CLASS/*.png and test/CLASS/*.png. "
         "A finished run remembers the path: pass it again only if the data has moved.",
         show_default=False,
     ),
@@ -117,6 +118,13 @@ def joined(processes: int | None) -> "World":
     from ..scale.world import join
 
     return join()
+
+
+def own_device(world: "World", device: str | None) -> str:
+    """The device of this rank; with ``--device cuda`` each rank of a machine has its own GPU."""
+    from ..training.ranks import device_name
+
+    return device_name(world, device or "cpu")
 
 
 def show_help_without_command(context: typer.Context) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import typer
 
-from .._validate import integer_in
 from ..data.registry import SOURCES, missing_files
 from ..errors import RunError
 from ..paper import reproduction
@@ -34,6 +33,7 @@ from ..paper.published import NEEDS_CROSSVIT
 from ..paper.result_index import Place, ResultIndex
 from ..paper.runner import EventHandler, Failure, Runner
 from ..paper.targets import ALL, LOGS
+from ..scale.placement import PROCESSES, Placement
 from ..store.runs import RunDirectory
 from ._show import print_table
 
@@ -48,11 +48,10 @@ class Request:
     dataset_names: list[str]
     examples: int | None
     results: Path
-    jobs: int
+    place: Placement
 
     def __post_init__(self) -> None:
         check_examples(self.examples)
-        integer_in("--jobs", self.jobs, 1, 1024)
         targets_of(self.names or [ALL], self.datasets)
         check_results(self.results)
 
@@ -70,6 +69,11 @@ class Request:
     def estimator(self) -> Estimator:
         """Estimates run times from the timings in the results folder."""
         return Estimator(self.results, _all_cells())
+
+    @property
+    def jobs(self) -> int:
+        """The number of tasks at once that an estimate assumes; what a cluster holds is known when it is used."""
+        return self.place.jobs or 1
 
     def missing_of(self, targets: Sequence[Target]) -> list[list[Piece]]:
         """The pieces of work that are not done yet."""
@@ -130,12 +134,17 @@ def do_missing(request: Request, *, dry_run: bool) -> list[Failure]:
         why = " (stored without weights, so it must be trained again)" if bare else ""
         typer.echo(f"missing: {pieces[0].cell.name}: {', '.join(words)}{why}", err=True)
     left = as_words(request.estimator.left(chains, request.jobs))
-    typer.echo(f"{len(chains)} of {len(needs)} runs are incomplete; about {left} with --jobs {request.jobs}", err=True)
+    if request.place.engine == PROCESSES or request.place.jobs is not None:
+        pace = f"with --jobs {request.jobs}"
+    else:
+        pace = "of work for one task at a time"
+    typer.echo(f"{len(chains)} of {len(needs)} runs are incomplete; about {left} {pace}", err=True)
     if dry_run:
         return []
-    with _event_printer() as print_event:
+    with _event_printer() as print_event, request.place.open(request.results / LOGS, print_event) as executor:
         wanted = {pieces[0].cell for pieces in chains}
-        runner = Runner(request.results, request.examples, request.jobs, request.estimator, print_event)
+        resources = request.place.resources
+        runner = Runner(request.results, request.examples, executor, resources, request.estimator, print_event)
         return runner.run([need for need in in_order(request.targets, request.datasets) if need.cell in wanted])
 
 

@@ -41,7 +41,7 @@ def analyze(
     from ._show import print_table, progress_bar
 
     request = analysis.AnalyzeRequest(o.examples_of(examples), seed, layer, batch)
-    with o.opened(run, model, data, device) as loaded, progress_bar("analyze", "images") as analyzing:
+    with o.opened(run, model, data, o.own_device(world, device)) as loaded, progress_bar("analyze", "images") as analyzing:
         result = analysis.analyze(loaded, request, analyzing, world)
     title = f"{len(result.rows)} images; correlation with the certified radius (L2)"
     print_table(analysis.HEADINGS, analysis.summary(result.rows), title)

@@ -15,8 +15,10 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from ..errors import DpcertError, DpcertWarning
+from ..scale.child import die_with_parent
 from ..scale.environment import RENDEZVOUS, is_one_of_several, report_through_file, writes_output
 from ..scale.launch import stop_with_launcher
+from ..scale.tasks import INTERRUPTED, OutcomeFile
 from . import (
     _options,
     account,
@@ -38,7 +40,6 @@ from . import (
 )
 from ._options import show_help_without_command
 
-INTERRUPTED = 130
 app = typer.Typer(
     name="dpcert",
     help="Train image classifiers that are provably private and provably robust, and check both claims.\n\n"
@@ -81,30 +82,32 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = _warn
     _options.typed[:] = sys.argv[1:] if arguments is None else arguments
     stop_with_launcher()
+    die_with_parent()
     with _terminating_cleanly(), _quiet_unless_first():
-        _run(_options.typed)
+        _run(_options.typed, OutcomeFile.claim())
 
 
-def _run(arguments: list[str]) -> None:
+def _run(arguments: list[str], outcome: OutcomeFile) -> None:
+    """Run one command and print every error as one line; the parent process, if it asked for it, gets the error's class too."""
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this code and prints nothing
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
-        _fail(error.format_message() + _given(error, arguments))
+        _fail(error.format_message() + _given(error, arguments), error, outcome)
     except DpcertError as error:
-        _fail(str(error))
+        _fail(str(error), error, outcome)
     except OSError as error:
-        _fail(
-            f"{error.filename or 'input/output'}: {error.strerror or error}; check the path, its permissions and the free space"
-        )
+        where, why = error.filename or "input/output", error.strerror or error
+        _fail(f"{where}: {why}; check the path, its permissions and the free space", error, outcome)
     except (KeyboardInterrupt, typer.Abort) as error:
         if writes_output():  # the ranks of a group stop together
             again = _as_typed(arguments)
             typer.echo(f"interrupted{f': {error}' if str(error) else ''}; resume with: {again}", err=True)
         _exit_now(INTERRUPTED)  # do not wait: worker threads of numerical libraries may still be busy
-    except Exception:
+    except Exception as error:  # a bug: it keeps its traceback
+        outcome.record(type(error).__name__, f"{type(error).__name__}: {error}")
         if _is_first_to_report():
             raise
         _exit_now(1)
@@ -191,9 +194,11 @@ def _warn(
     typer.echo(f"warning: {message}" if ours else f"{filename}:{lineno}: {category.__name__}: {message}", err=True)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, error: Exception, outcome: OutcomeFile) -> NoReturn:
+    line = " ".join(message.split())
+    outcome.record(type(error).__name__, line)
     if _is_first_to_report():
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
+        typer.echo(f"error: {line}", err=True)
     if is_one_of_several():
         _exit_now(2)  # do not wait for ranks that may be gone
     sys.exit(2)

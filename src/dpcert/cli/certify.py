@@ -89,7 +89,7 @@ def certify(
         how = Request(chosen, n0, n, alpha, fresh_noise, skips)
         return CertifyRequest(how, o.examples_of(examples), seed, split, simultaneous)
 
-    with o.all_opened(runs, model, data, device) as loaded:
+    with o.all_opened(runs, model, data, o.own_device(world, device)) as loaded:
         asked = [(run, request_for(run.config)) for run in loaded]
         if radius is None:
             certify_all_and_print(asked, world)

@@ -29,7 +29,23 @@ def reproduce(
         ),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder with the run directories.")] = RESULTS,
-    jobs: Annotated[int, typer.Option(help="Number of processes to run in parallel.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Number of tasks to run in parallel.", show_default="1; with --on ray what the nodes can hold"),
+    ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="processes|ray[://HOST:PORT]",
+            help="Where to run: processes of this machine, or a Ray cluster. All nodes must see the --results folder at the "
+            "same path. ray alone uses the cluster in RAY_ADDRESS, or starts Ray on this machine.",
+        ),
+    ] = "processes",
+    cpus_per_task: Annotated[
+        int | None, typer.Option(help="Cores of each task.", show_default="the cores of this machine / jobs; with --on ray 1")
+    ] = None,
+    gpus_per_task: Annotated[int, typer.Option(help="GPUs of each task. 1 or more runs on CUDA, 0 on the CPU.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would run, and show the stored results; run nothing.")
     ] = False,
@@ -47,11 +63,19 @@ def reproduce(
 
     On cifar10 the packaged backbone is fine-tuned. It is not the paper's CrossViT-Tiny, so those figures are for other models.
 
+    A task is one training, certification, analysis or attack of a run. Rerun the same command to resume, here or elsewhere.
+
+    With --on ray, a task whose node dies resumes on another node, at most three times.
+
     Example:  dpcert reproduce table1 --dataset mnist --jobs 2
+
+    Example:  dpcert reproduce table1 --results /shared/results --on ray://10.0.0.1:6379
     """
+    from ..scale.placement import Placement
     from . import _reproduce as work
 
-    request = work.Request(targets or [], dataset or [], examples, results, jobs)
+    place = Placement.parse(on, jobs, cpus_per_task, gpus_per_task)
+    request = work.Request(targets or [], dataset or [], examples, results, place)
     if not targets:
         work.list_targets(request)
         return

@@ -40,7 +40,7 @@ def run(
     folder = out or default_out(config)
     train_and_print(config, folder, o.factory_of(model), world)
     world.wait()  # until rank 0 has written the model
-    with o.opened(folder, model, data, config.train.device) as loaded:
+    with o.opened(folder, model, data, o.own_device(world, config.train.device)) as loaded:
         certify_and_print(loaded, request_of(config), world)
     if not world.is_first:
         return

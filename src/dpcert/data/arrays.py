@@ -24,6 +24,7 @@ from typing import IO
 import numpy as np
 
 from ..errors import DataError
+from ..progress import Progress, silent
 
 LARGEST_ARCHIVE_BYTES = 8 << 30
 LARGEST_ARRAY_FILE_BYTES = 1 << 30
@@ -195,7 +196,9 @@ def read_npz(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> 
         return {name: parse_npy(_content(archive, members[f"{name}.npy"]), f"{path} {name}") for name in present}
 
 
-def open_npz(path: Path, names: Sequence[str], on_disk: Sequence[str], limits: Limits) -> dict[str, np.ndarray | ArrayOnDisk]:
+def open_npz(
+    path: Path, names: Sequence[str], on_disk: Sequence[str], limits: Limits, progress: Progress = silent
+) -> dict[str, np.ndarray | ArrayOnDisk]:
     """Like `read_npz`, but arrays in `on_disk` that are uncompressed and exceed the limit stay on disk."""
     with _archive(path, names) as (archive, members, file):
         wanted = {name: members[f"{name}.npy"] for name in names}
@@ -203,7 +206,7 @@ def open_npz(path: Path, names: Sequence[str], on_disk: Sequence[str], limits: L
         loaded = sum(info.file_size for name, info in wanted.items() if name not in staying)
         _require_memory(path, loaded, limits, "save it uncompressed with numpy.savez, so that it is read from disk")
         return {
-            name: _member_on_disk(archive, info, file, f"{path} {name}")
+            name: _member_on_disk(archive, info, file, f"{path} {name}", progress)
             if name in staying
             else parse_npy(_content(archive, info), f"{path} {name}")
             for name, info in wanted.items()
@@ -243,12 +246,15 @@ def _is_stored(info: zipfile.ZipInfo) -> bool:
     return info.compress_type == zipfile.ZIP_STORED
 
 
-def _member_on_disk(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], name: str) -> ArrayOnDisk:
+def _member_on_disk(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], name: str, progress: Progress
+) -> ArrayOnDisk:
     """An uncompressed member as an array on disk, after reading it once so that zipfile verifies its checksum."""
     with archive.open(info) as member:
         header, size = _header(member.read(_LARGEST_HEADER_CHARACTERS + 64), name), member.tell()
         while chunk := member.read(_CHUNK):
             size += len(chunk)
+            progress(header.shape[0] * size // info.file_size, header.shape[0])
     header.require_bytes(size - header.start, name)
     local = os.pread(file.fileno(), _LOCAL_HEADER.size, info.header_offset)
     _, name_length, extra_length = _LOCAL_HEADER.unpack(local)

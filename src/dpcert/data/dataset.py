@@ -1,6 +1,8 @@
 """The data set: images in [0, 1], labels 0..classes-1, checked once; and readers for custom data."""
 
+import math
 import mmap
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +15,16 @@ from torch import Tensor
 from .. import shapes
 from .._validate import integer_in
 from ..errors import DataError
-from ..progress import Progress, silent
+from ..progress import Progress, shifted, silent
 from ..shapes import channels_last, transpose_advice
 from . import arrays, folder
 from .images import Images, RowsInMemory, chunks, rows_between
+from .items import check_items, length_of
 from .memory import available_memory
 
 LARGEST_IMAGE = shapes.LARGEST_IMAGE
 LARGEST_IN_MEMORY = 1 << 30  # bytes: a larger array stays on disk even if it would fit in memory
+_DECODERS = 4  # processes that decode pictures which do not fit in memory
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _IMAGE_ARRAYS = ("x_train", "x_test")
 _LAYOUTS = "train/CLASS/*.png and test/CLASS/*.png, or x_train.npy y_train.npy x_test.npy y_test.npy"
@@ -66,6 +70,32 @@ class Dataset:
             self.size = len(self.x_train)
         integer_in("data.size", self.size, 1, error=DataError)
 
+    @classmethod
+    def from_items(
+        cls,
+        train: Any,
+        test: Any,
+        *,
+        name: str = "custom",
+        size: int | None = None,
+        classes: int | None = None,
+        workers: int = 0,
+        progress: Progress = silent,
+    ) -> "Dataset":
+        """Data that is read by index when it is used: objects with ``__len__`` and ``__getitem__(index) -> (image, label)``.
+
+        For example PyTorch's map-style datasets. An image is an array, a tensor or a Pillow image, uint8 or floats in [0, 1];
+        all have one shape and dtype. `workers` is the number of processes that read ahead (0: a thread).
+        Every record is read once here to check it, and must stay the same: random augmentation is refused.
+        """
+        given = {"the training set": train, "the test set": test}
+        counts = [length_of(*part) for part in given.items()]
+        (x_train, y_train), (x_test, y_test) = (
+            check_items(words, items, workers, shifted(progress, before, sum(counts)))
+            for (words, items), before in zip(given.items(), (0, counts[0]), strict=True)
+        )
+        return cls(Images(x_train), y_train, Images(x_test), y_test, name=name, size=size, classes=classes)
+
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
@@ -104,6 +134,9 @@ class Dataset:
 class RowsOnDisk:
     """Images of an array on disk."""
 
+    readers = 2
+    known = None
+
     def __init__(self, array: arrays.ArrayOnDisk, shape: tuple[int, ...]) -> None:
         self._array, self.shape = array, shape
 
@@ -111,8 +144,12 @@ class RowsOnDisk:
         """The rows in a dtype that torch supports."""
         return torch.from_numpy(_native(self._array.rows(indices))).reshape(len(indices), *self.shape[1:])
 
+    def take_in_step(self, indices: np.ndarray) -> Tensor:
+        """Like `take`, which fails only if the whole file was changed."""
+        return self.take(indices)
 
-def _images(name: str, images: Any) -> Tensor:
+
+def _images(name: str, images: Any, progress: Progress = silent) -> Tensor:
     if isinstance(images, Images):  # checked when it was created
         return images
     if isinstance(images, np.memmap):
@@ -121,7 +158,7 @@ def _images(name: str, images: Any) -> Tensor:
         shape = _image_shape(name, images.shape)
         _require_image_dtype(name, images.dtype.kind == "f", str(images.dtype))
         on_disk = Images(RowsOnDisk(images, shape))
-        return on_disk if images.dtype == np.uint8 else _in_range(name, on_disk)
+        return on_disk if images.dtype == np.uint8 else _in_range(name, on_disk, progress)
     tensor = _as_tensor(images)
     tensor = tensor.reshape(_image_shape(name, tuple(tensor.shape)))
     if tensor.dtype == torch.uint8:
@@ -161,10 +198,10 @@ def _require_image_dtype(name: str, is_float: bool, dtype: str) -> None:
         raise DataError(f"{name} is {dtype}, must be uint8 or floats in [0, 1]")
 
 
-def _in_range(name: str, images: Tensor) -> Tensor:
+def _in_range(name: str, images: Tensor, progress: Progress = silent) -> Tensor:
     """Return `images` if every pixel is in [0, 1]; checks a chunk at a time."""
     first = 0
-    for rows in chunks(images):
+    for rows in chunks(images, progress):
         bad = ~((rows >= 0.0) & (rows <= 1.0))  # also true for NaN
         if bool(bad.any()):
             record = int(bad.flatten(1).any(1).nonzero()[0])
@@ -205,28 +242,36 @@ def _native(array: np.ndarray) -> np.ndarray:
 def read_custom(path: Path, *, size: int | None = None, classes: int | None = None, progress: Progress = silent) -> Dataset:
     """Custom data: an .npz file, a folder of .npy files, or a folder of pictures."""
     if not exists(path) or not path.is_dir():
-        return read_npz(path, size=size, classes=classes)
+        return read_npz(path, size=size, classes=classes, progress=progress)
     if _has_arrays(path):
         limits = _limits()
         loaded = {name: arrays.open_npy(path / f"{name}.npy", limits, on_disk=name in _IMAGE_ARRAYS) for name in _ARRAYS}
-        return _of_arrays(loaded, path, size, classes)
-    train, test = _listings(path)
+        return _of_arrays(loaded, path, size, classes, progress)
+    return _of_pictures(*_listings(path), name_of(path), size, classes, progress)
+
+
+def _of_pictures(
+    train: folder.Listing, test: folder.Listing, name: str, size: int | None, classes: int | None, progress: Progress
+) -> Dataset:
+    """Pictures in memory; if they do not fit, each is decoded when it is used."""
+    total = len(train.files) + len(test.files)
+    if total * math.prod(folder.shape_of_first(train)) > available_memory() // 2:
+        items = (folder.Pictures(listed) for listed in (train, test))
+        workers = min(_DECODERS, os.cpu_count() or 1)
+        return Dataset.from_items(*items, name=name, size=size, classes=classes, workers=workers, progress=progress)
     images, before = [], 0
-
-    def report_both(done: int, total: int, **facts: str) -> None:
-        progress(before + done, len(train.files) + len(test.files), **facts)
-
     for listed in (train, test):
-        images.append(folder.read(listed, available_memory(), train.files[0], report_both))
+        images.append(folder.read(listed, available_memory(), train.files[0], shifted(progress, before, total)))
         before += len(listed.files)
     labels = [np.array(listed.labels, dtype=np.int64) for listed in (train, test)]
-    return Dataset(images[0], labels[0], images[1], labels[1], name=name_of(path), size=size, classes=classes)
+    return Dataset(images[0], labels[0], images[1], labels[1], name=name, size=size, classes=classes)
 
 
-def read_npz(path: Path, *, size: int | None = None, classes: int | None = None) -> Dataset:
+def read_npz(path: Path, *, size: int | None = None, classes: int | None = None, progress: Progress = silent) -> Dataset:
     """Custom data: ``x_train y_train x_test y_test`` in an .npz file; pickled arrays are refused."""
     _require_file(path)
-    return _of_arrays(arrays.open_npz(path, _ARRAYS, _IMAGE_ARRAYS, _limits()), path, size, classes)
+    loaded = arrays.open_npz(path, _ARRAYS, _IMAGE_ARRAYS, _limits(), progress)
+    return _of_arrays(loaded, path, size, classes, progress)
 
 
 def records_and_shape(path: Path) -> tuple[int, tuple[int, ...]]:
@@ -254,9 +299,12 @@ def exists(path: Path) -> bool:
         return False
 
 
-def _of_arrays(loaded: Any, path: Path, size: int | None, classes: int | None) -> Dataset:
-    native = (value if isinstance(value, arrays.ArrayOnDisk) else _native(value) for value in loaded.values())
-    x_train, y_train, x_test, y_test = native
+def _of_arrays(loaded: Any, path: Path, size: int | None, classes: int | None, progress: Progress) -> Dataset:
+    native = {
+        name: _images(name, value, progress) if isinstance(value, arrays.ArrayOnDisk) else _native(value)
+        for name, value in loaded.items()
+    }
+    x_train, y_train, x_test, y_test = native.values()
     return Dataset(x_train, y_train, x_test, y_test, name=name_of(path), size=size, classes=classes)
 
 

@@ -81,6 +81,19 @@ def _pictures(folder: Path) -> list[Path]:
     return entries
 
 
+class Pictures:
+    """The pictures of a listing as a map-style dataset: each is read and decoded when it is asked for."""
+
+    def __init__(self, pictures: Listing) -> None:
+        self._files, self._labels = [str(file) for file in pictures.files], pictures.labels
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return _pixels(Path(self._files[index])), self._labels[index]
+
+
 def require_same_classes(train: Listing, test: Listing) -> None:
     """Refuse splits that do not have the same classes."""
     for one, other in ((test, train), (train, test)):

@@ -5,6 +5,7 @@ other operation works on a float copy of the whole collection, so code in this p
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +14,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..errors import DataError
+from ..progress import Progress, silent
 
 CHUNK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the check of all rows noted about each, so that they need not be read again. Private: never leaves memory."""
+
+    digests: np.ndarray  # uint8 [rows, bytes]: of pixels and label, the same in every process
+    hashes: np.ndarray  # uint64 [rows]: `record_hashes`, under a key of this process
 
 
 class RowSource(Protocol):
@@ -24,12 +34,26 @@ class RowSource(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Rows, channels, height, width."""
 
+    @property
+    def readers(self) -> int:
+        """The number of threads that it is worth to read with ahead of use; 0 for rows in memory."""
+
+    @property
+    def known(self) -> Known | None:
+        """What is known about each row; None if a pass over the rows is cheap, or cannot fail for a single row."""
+
     def take(self, indices: np.ndarray) -> Tensor:
         """Rows by number, each 0 <= number < rows: uint8, or float32 in [0, 1]."""
+
+    def take_in_step(self, indices: np.ndarray) -> Tensor:
+        """Like `take`, but a single row that cannot be read is NaN: no exception in a private step may depend on one record."""
 
 
 class RowsInMemory:
     """Rows of a uint8 tensor."""
+
+    readers = 0
+    known = None
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
@@ -42,6 +66,10 @@ class RowsInMemory:
     def take(self, indices: np.ndarray) -> Tensor:
         """A copy of the rows."""
         return self._rows[torch.from_numpy(indices)]
+
+    def take_in_step(self, indices: np.ndarray) -> Tensor:
+        """Like `take`, which never fails here."""
+        return self.take(indices)
 
 
 class Images(Tensor):
@@ -82,9 +110,32 @@ class Images(Tensor):
         """Rows `start` to `stop` of the same source, without reading them."""
         return Images(self._source, self._start + start, self._start + stop)
 
+    def stored(self, start: int, stop: int) -> Tensor:
+        """Rows `start` to `stop` as they are stored: uint8 or float32."""
+        return self._source.take(np.arange(start, stop) + self._start)
+
+    def through(self, source: RowSource) -> "Images":
+        """The same rows, read through another source with the same numbers."""
+        return Images(source, self._start, self._start + len(self))
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows are."""
+        return self._source
+
+    @property
+    def start(self) -> int:
+        """The number of the first row in the source."""
+        return self._start
+
+    @property
+    def known(self) -> Known | None:
+        """What is known about each row."""
+        known, here = self._source.known, slice(self._start, self._start + len(self))
+        return None if known is None else Known(known.digests[here], known.hashes[here])
+
     def _take(self, indices: np.ndarray) -> Tensor:
-        rows = self._source.take(indices + self._start)
-        return rows.float().div_(255.0) if rows.dtype == torch.uint8 else rows
+        return as_float(self._source.take(indices + self._start))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Rows as an ordinary float tensor; the index has the same meaning as for a tensor."""
@@ -123,10 +174,18 @@ class Images(Tensor):
         return self.whole().tolist()
 
 
+def as_float(rows: Tensor) -> Tensor:
+    """Rows of a source as float32 in [0, 1]."""
+    return rows.float().div_(255.0) if rows.dtype == torch.uint8 else rows
+
+
 def _row_numbers(index: Any, count: int) -> Tensor | None:
     """The non-negative row numbers that an index of the first dimension selects; None if it involves other dimensions."""
     if isinstance(index, slice):
-        return torch.arange(count)[index]  # raises where torch does, for example for a negative step
+        if index.step is not None and index.step <= 0:
+            raise ValueError("slice step must be positive")  # as in torch
+        chosen = range(count)[index]  # and not an array of all numbers: there may be a billion
+        return torch.arange(chosen.start, max(chosen.start, chosen.stop), chosen.step)
     if index is None or index is Ellipsis or isinstance(index, bool | tuple):
         return None
     numbers = torch.as_tensor(index).cpu()
@@ -144,13 +203,24 @@ def _read_only() -> DataError:
     return DataError("the images of a data set are read-only; change a copy: images = data.x_train.clone()")
 
 
+def is_read_by_index(images: Tensor) -> bool:
+    """Whether the rows are not in memory, so that a pass over all of them takes time."""
+    return isinstance(images, Images) and images.source.readers > 0
+
+
 def rows_between(images: Tensor, start: int, stop: int) -> Tensor:
     """Rows `start` to `stop`, without reading or copying them."""
     return images.part(start, stop) if isinstance(images, Images) else images[start:stop]
 
 
-def chunks(images: Tensor) -> Iterator[Tensor]:
+def rows_per_chunk(images: Tensor, chunk_bytes: int | None = None) -> int:
+    """How many rows of these images fit in a chunk as float32; at least one."""
+    return max(1, (chunk_bytes or CHUNK_BYTES) // max(1, images.shape[1:].numel() * images.element_size()))
+
+
+def chunks(images: Tensor, progress: Progress = silent) -> Iterator[Tensor]:
     """All rows in order, as contiguous tensors of at most `CHUNK_BYTES` each (but at least one row)."""
-    rows = max(1, CHUNK_BYTES // max(1, images[:1].numel() * images.element_size()))
+    rows = rows_per_chunk(images)
     for start in range(0, len(images), rows):
         yield images[start : start + rows].contiguous()
+        progress(min(start + rows, len(images)), len(images))

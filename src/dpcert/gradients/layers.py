@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import Allocate, ChannelsLast, Instantiated, Part, factors_are_cheaper, one_by_one, product, products
+from .parts import Allocate, ChannelsLast, Instantiated, Part, deferred_product, factors_are_cheaper, is_large, product
 
 Buffers = dict[Any, Tensor]
 Rule = Callable[[Any, Tensor, Tensor, int, Buffers], dict[str, Part]]
@@ -43,14 +43,13 @@ def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Bu
     """A convolution is a linear map of patches; views and positions are summed together, groups are separate."""
     deltas = delta.movedim(1, -1).reshape(examples, -1, layer.out_channels)
     bias = _bias(layer, deltas)
-    x = _padded(layer, x)
     if layer.in_channels == 1 and len(layer.kernel_size) == 2 and layer.kernel_size[1] < 32:
-        inputs, deltas = _shifted_images(layer, x, delta, examples, buffers)
+        inputs, deltas = _shifted_images(layer, _padded(layer, x), delta, examples, buffers)
         return {"weight": product(inputs, deltas, _memory(layer, deltas, buffers)), **bias}
     kernel, channels = layer.kernel_size, layer.in_channels
     if layer.groups == 1:
         return {"weight": ChannelsLast(_ungrouped(layer, x, deltas, buffers), (layer.out_channels, *kernel, channels)), **bias}
-    return {"weight": Instantiated(_grouped(layer, x, delta, examples)), **bias}
+    return {"weight": Instantiated(_grouped(layer, _padded(layer, x), delta, examples)), **bias}
 
 
 def _grouped(layer: Any, x: Tensor, delta: Tensor, examples: int) -> Tensor:
@@ -75,16 +74,46 @@ def _padded(layer: Any, x: Tensor) -> Tensor:
 
 
 def _ungrouped(layer: Any, x: Tensor, deltas: Tensor, buffers: Buffers) -> Part:
-    """Return the products of patches and gradients; one example at a time where that keeps large patches in cache."""
+    """Return the products of patches and gradients; large ones are formed later, from patches of a few examples."""
     examples, summed, width_out = deltas.shape
     width_in = layer.in_channels * torch.Size(layer.kernel_size).numel()
     allocate = _memory(layer, deltas, buffers)
-    if factors_are_cheaper(summed, width_in, width_out) or not one_by_one(width_in * width_out, x):
-        return product(_patches(layer, x, examples, buffers).flatten(2), deltas, allocate)
-    of_each = _patch_view(layer, x).unflatten(0, (examples, -1))  # type: ignore[no-untyped-call]
-    memory = _buffer(buffers, (id(layer), "patches of one"), tuple(of_each.shape[1:]), x)
-    patches = (memory.copy_(of_one).view(summed, width_in) for of_one in of_each)
-    return products(patches, deltas, allocate((examples, width_out, width_in)))
+    if factors_are_cheaper(summed, width_in, width_out) or not is_large(width_in * width_out):
+        return product(_patches(layer, _padded(layer, x), examples, buffers).flatten(2), deltas, allocate)
+    return deferred_product(_PatchesOfSome(layer, x, len(x) // examples, buffers), deltas, width_in, allocate)
+
+
+class _PatchesOfSome:
+    """The patches of a few examples, ``[m, R * positions, kernel * channels]``, in memory that the next call uses again.
+
+    Zeros around the images are written once: only the inner part of the padded images changes.
+    """
+
+    def __init__(self, layer: Any, x: Tensor, views: int, buffers: Buffers) -> None:
+        self._layer, self._x, self._views, self._buffers = layer, x.movedim(1, -1), views, buffers
+        self._places: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}  # by number of examples
+
+    def __call__(self, some: range) -> Tensor:
+        inner, seen, patches, flat = self._places.get(len(some)) or self._place(len(some))
+        x = self._x[self._views * some.start : self._views * some.stop]
+        if self._layer.padding_mode == "zeros":
+            inner.copy_(x)
+        else:
+            seen = _patch_view(self._layer, _padded(self._layer, x.movedim(-1, 1)))
+        patches.copy_(seen)
+        return flat
+
+    def _place(self, examples: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the inner part of the padded images, the view of their patches, memory for a copy, and that as a matrix."""
+        space, padding, name = self._x.shape[1:-1], _padding(self._layer), id(self._layer)
+        sizes = (size + low + high for size, (low, high) in zip(space, padding, strict=True))
+        shape = (examples * self._views, *sizes, self._x.shape[-1])
+        padded = _buffer(self._buffers, (name, "padded"), shape, self._x)
+        inner = padded[:, *(slice(low, low + size) for size, (low, _) in zip(space, padding, strict=True))]
+        seen = _patch_view(self._layer, padded.movedim(-1, 1))
+        patches = _buffer(self._buffers, (name, "patches of some"), tuple(seen.shape), self._x)
+        flat = patches.view(examples, self._views * seen.shape[1 : 1 + len(space)].numel(), -1)
+        return self._places.setdefault(examples, (inner, seen, patches, flat))
 
 
 def _patches(layer: Any, x: Tensor, examples: int, buffers: Buffers) -> Tensor:
@@ -145,17 +174,18 @@ def _shifted_images(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers
     return taps.view(examples, kernel_h * kernel_w, views * run).mT, wide.view(examples, -1, out_channels)
 
 
-def _buffer(buffers: Buffers, name: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _buffer(buffers: Buffers, name: Any, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return a reused zero-filled tensor, so that memory stays mapped and in cache; smaller batches use its first rows."""
-    key = (name, shape[1:], like.dtype, like.device)
+    dtype = dtype or like.dtype
+    key = (name, shape[1:], dtype, like.device)
     if key not in buffers or len(buffers[key]) < shape[0]:
-        buffers[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        buffers[key] = torch.zeros(shape, dtype=dtype, device=like.device)
     return buffers[key][: shape[0]]
 
 
 def _memory(layer: Any, like: Tensor, buffers: Buffers) -> Allocate:
     """Return where the gradients of a large weight are stored: memory that every step reuses."""
-    return lambda shape: _buffer(buffers, (id(layer), "gradients"), shape, like)
+    return lambda shape, dtype: _buffer(buffers, (id(layer), "gradients"), shape, like, dtype)
 
 
 def _padding(layer: Any) -> list[tuple[int, int]]:
@@ -193,7 +223,7 @@ def _by_channel(layer: Any, normalized: Tensor, delta: Tensor, examples: int) ->
 
 
 def _scale_and_shift(layer: Any, normalized: Tensor, deltas: Tensor) -> dict[str, Part]:
-    return {"weight": Instantiated((normalized * deltas).sum(dim=1)), **_bias(layer, deltas)}
+    return {"weight": Instantiated(normalized.mul_(deltas).sum(dim=1)), **_bias(layer, deltas)}
 
 
 def embedding(layer: nn.Embedding, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:

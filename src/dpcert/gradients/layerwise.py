@@ -18,9 +18,11 @@ from torch.func import functional_call, grad, vmap
 
 from ..isolation import keeps_rows_apart
 from ..row_proof import prove, state_of
-from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, may_be_unusable, trainable
+from .checkpointed import Checkpointed, Segment, segments
+from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
 from .layers import RULES, Buffers, Call, has_rule
 from .parts import Instantiated, Part, total
+from .sums import Sums, pieces
 from .traced import Traced
 
 _MANY_PARAMETERS, _FEW_ROWS, _SOME_ROWS = 1 << 18, 96, 192
@@ -79,31 +81,44 @@ class _Skeleton:
 
 
 class Layerwise:
-    """The engine; it reuses its buffers between calls, so that no step has to allocate them again."""
+    """The engine; it reuses its buffers between calls, so that no step has to allocate them again.
 
-    def __init__(self) -> None:
-        self._buffers: dict[int, Buffers] = {}  # by position of the call: a layer used twice has two
+    With `checkpointing` it keeps few activations and computes the others again: the same bits in less memory and more time.
+    """
+
+    def __init__(self, checkpointing: bool = False) -> None:
+        self._buffers: dict[Any, Buffers] = {}  # by position of the call: a layer used twice has two
         self._skeleton: _Skeleton | None = None
         self._traced: dict[tuple[int, ...], Traced | None] = {}  # by shape of an example
+        self._segments: dict[tuple[int, ...], list[Segment]] = {}
+        self._checkpointing = checkpointing
 
     def __call__(self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, clip: Clipping) -> ClippedSum:
         """The contract of `engine`."""
         if len(views) == 0:
             return empty_sum(model, clip)
-        norms = torch.zeros(len(views), dtype=torch.float64, device=views.device)
-        value: Tensor | None = None
-        for some in _pieces(len(views), self._at_once(model, views)):
-            parts = list(self.per_example(model, loss, views[some], labels[some]).values())
+        sizes = {name: parameter.numel() for name, parameter in trainable(model).items()}
+        sums = Sums(sizes, len(views), clip, views.device)
+        for some in pieces(len(views), self._at_once(model, views)):
+            if self._checkpointing:
+                self._add_checkpointed(sums, some, model, loss, views[some], labels[some])
+                continue
+            parts = self.per_example(model, loss, views[some], labels[some])
             with torch.no_grad():
-                squares = torch.stack([part.norms_squared() for part in parts])
-                norms[some] = squares.sum(dim=0).sqrt_()
-                factors = clip.factors(norms)[some]  # each factor depends on its own norm only
-                if may_be_unusable(norms[some]):  # 0 * inf is nan: set such gradients to 0, a factor of 0 is not enough
-                    unusable = ~torch.isfinite(norms[some])
-                    parts = [part.without(unusable) for part in parts]
-                value = _added(value, [part.weighted_sum(factors) for part in parts])
-        assert value is not None
-        return ClippedSum(value, clip.sensitivity, norms)
+                sums.add(some, parts)
+        return sums.result
+
+    def _add_checkpointed(
+        self, sums: Sums, some: slice, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor
+    ) -> None:
+        self._prepared(model)
+        shape = tuple(views.shape[2:])
+        traced = self._trace(model, shape)
+        assert traced is not None, "`unsupported` refuses such a model"
+        traced.proven.refresh(model)
+        passed = Checkpointed(traced, self._segments[shape], loss, views, labels)
+        with torch.no_grad():
+            sums.add_in_two_passes(some, lambda: passed.backward(model), traced.names)
 
     def _at_once(self, model: nn.Module, views: Tensor) -> int:
         """Return how many examples to take at a time: few enough to keep large gradients and activations near the cache."""
@@ -116,7 +131,7 @@ class Layerwise:
         """Return per-example gradients of every trained parameter, in the order of `trainable`."""
         skeleton = self._prepared(model)
         whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule
-        traced = None if whole_batch else self._trace(model, tuple(views.shape[2:]))
+        traced = None if whole_batch and not self._checkpointing else self._trace(model, tuple(views.shape[2:]))
         if traced is not None:
             return traced.per_example(model, loss, views, labels, self._buffers)
         calls, deltas, rest = (_on_the_batch if whole_batch else _on_each_example)(skeleton, loss, views, labels)
@@ -133,33 +148,25 @@ class Layerwise:
         if self._skeleton is None or not self._skeleton.fits(model):
             self._skeleton = _Skeleton(model)
             self._traced.clear()
+            self._segments.clear()
         return self._skeleton
 
     def unsupported(self, model: nn.Module, input_shape: tuple[int, ...]) -> str | None:
         """Return why this engine has no advantage for the model, or None."""
         skeleton = self._prepared(model)
+        if self._checkpointing and self._trace(model, input_shape) is None:
+            return "checkpointing needs a forward that is proven to keep examples apart, and this one is not"
         return None if skeleton.ruled or self._trace(model, input_shape) else "no trained parameter has a rule"
 
     def _trace(self, model: nn.Module, input_shape: tuple[int, ...]) -> Traced | None:
         """Return the proven trace of a custom forward; None if there is no proof or a parameter it cannot differentiate."""
         if input_shape not in self._traced:
             proven = prove(model, input_shape)
-            traced = None if proven is None else Traced(proven, list(trainable(model)))
-            self._traced[input_shape] = None if traced is None or traced.unsupported() else traced
+            chain = keeps_rows_apart(model, input_shape)
+            traced = None if proven is None else Traced(proven, list(trainable(model)), chain)
+            self._traced[input_shape] = traced = None if traced is None or traced.unsupported() else traced
+            self._segments[input_shape] = [] if traced is None or not self._checkpointing else segments(traced)
         return self._traced[input_shape]
-
-
-def _pieces(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _added(value: Tensor | None, sums: list[Tensor]) -> Tensor:
-    """Join the sums of the parameters and add them to `value`, which has one owner and so may change."""
-    if value is None:
-        return torch.cat(sums)
-    for place, part in zip(torch.split(value, [len(part) for part in sums]), sums, strict=True):
-        place += part
-    return value
 
 
 _Passed = tuple[list[Call], tuple[Tensor, ...], dict[str, Tensor]]

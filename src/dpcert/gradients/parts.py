@@ -1,13 +1,13 @@
-"""Per-example gradients of one layer's parameters, in the cheaper of two forms.
+"""Per-example gradients of one layer's parameters, in the cheapest of three forms: stored, as products, or formed when needed.
 
-Both forms compute the norms and the weighted sum in float64 from the same float32 values, so that the norm used for
+All forms compute the norms and the weighted sum in float64 from the same float32 values, so that the norm used for
 clipping is the norm of what is summed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,25 @@ _IN_CACHE = 1 << 18  # entries of a block
 class Part(Protocol):
     """Per-example gradients of one parameter."""
 
+    @property
+    def deferred(self) -> bool:
+        """Whether gradients are formed each time they are needed: use `of` to form those of a few examples once."""
+
+    @property
+    def size(self) -> int:
+        """Entries of one gradient."""
+
+    def of(self, some: slice) -> "Part":
+        """Return the gradients of some examples. Where `deferred`, they are valid until the next call."""
+
     def norms_squared(self) -> Tensor:
         """``[b]``, float64."""
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """sum_i factors[i] * gradient[i], flat, float64."""
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
+        """sum_i factors[i] * gradient[i], float64, flat in the order of the part; added to `total`, in place, if given."""
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Return a sum in the order of the parameter."""
 
     def instantiate(self) -> Tensor:
         """``[b, size]``."""
@@ -34,30 +48,41 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Instantiated:
-    """Materialized gradients, ``[b, size]``."""
+    """Stored gradients, ``[b, size]``."""
 
     gradients: Tensor
-    squares: Tensor | None = None  # of the norms, if they are already known
+    deferred: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int:
+        """Entries of one gradient."""
+        return self.gradients.shape[1]
 
     @cached_property
     def _wide(self) -> Tensor:
         return self.gradients.double()
 
+    def of(self, some: slice) -> "Instantiated":
+        """Some rows."""
+        return Instantiated(self.gradients[some])
+
     def norms_squared(self) -> Tensor:
         """Row sums of squares."""
-        if self.squares is not None:
-            return self.squares
         if self.gradients.shape[1] > WIDEST:
             squares = [torch.linalg.vector_norm(block, dim=1).square() for block in self._blocks()]
             return torch.stack(squares).sum(dim=0)
         norms: Tensor = torch.linalg.vector_norm(self._wide, dim=1)
         return norms.square()
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
         """A vector-matrix product in float64: float32 sums would move by more than the clip margin."""
         if self.gradients.shape[1] > WIDEST:
-            return torch.cat([factors @ block for block in self._blocks()])
-        return factors @ self._wide
+            return _added(torch.cat([factors @ block for block in self._blocks()]), total)
+        return _added(factors @ self._wide, total)
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Already in order."""
+        return flat
 
     def _blocks(self) -> Iterator[Tensor]:
         """Yield the columns in float64, some at a time in one buffer: a whole float64 copy would leave the cache."""
@@ -86,6 +111,16 @@ class Factored:
 
     inputs: Tensor
     deltas: Tensor
+    deferred: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int:
+        """Entries of one gradient."""
+        return self.inputs.shape[2] * self.deltas.shape[2]
+
+    def of(self, some: slice) -> "Factored":
+        """The factors of some examples."""
+        return Factored(self.inputs[some], self.deltas[some])
 
     def norms_squared(self) -> Tensor:
         """The ghost norm, in float64, plus a bound on its rounding error.
@@ -98,10 +133,14 @@ class Factored:
         sizes = gram_in.diagonal(dim1=1, dim2=2).sum(dim=1) * gram_out.diagonal(dim1=1, dim2=2).sum(dim=1)
         return (gram_in * gram_out).sum(dim=(1, 2)).clamp_(min=0.0) + inputs.shape[1] * 2.0**-50 * sizes
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
         """One matrix product over all rows."""
         deltas = (self.deltas.double() * factors[:, None, None]).flatten(0, 1)
-        return (deltas.mT @ self.inputs.double().flatten(0, 1)).flatten()
+        return _added((deltas.mT @ self.inputs.double().flatten(0, 1)).flatten(), total)
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Already in order."""
+        return flat
 
     def instantiate(self) -> Tensor:
         """``[b, out * in]``."""
@@ -114,19 +153,127 @@ class Factored:
 
 
 @dataclass(frozen=True)
+class Formed:
+    """Gradients of a few examples in float64, ``[m, size]``, in memory that is used again."""
+
+    wide: Tensor
+    squares: Tensor
+    deferred: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int:
+        """Entries of one gradient."""
+        return self.wide.shape[1]
+
+    def of(self, some: slice) -> "Formed":
+        """Some rows."""
+        return Formed(self.wide[some], self.squares[some])
+
+    def norms_squared(self) -> Tensor:
+        """Known since they were formed."""
+        return self.squares
+
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
+        """A vector-matrix product in float64."""
+        return factors @ self.wide if total is None else total.addmv_(self.wide.mT, factors)
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Already in order."""
+        return flat
+
+    def instantiate(self) -> Tensor:
+        """Return a copy in float32: exact, because that is what they were."""
+        return self.wide.float()
+
+    def without(self, rows: Tensor) -> "Formed":
+        """Zero rows."""
+        return Formed(torch.where(rows[:, None], 0.0, self.wide), torch.where(rows, 0.0, self.squares))
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """Large gradients, formed for a few examples at a time.
+
+    All b of them at once would need b times the memory of the parameter and leave the cache between norm and sum.
+    ``form(some)`` yields the gradients of some examples, flat; the next one may use the memory of the one before.
+    """
+
+    form: Callable[[range], Iterable[Tensor]]
+    examples: int
+    size: int
+    allocate: "Allocate"
+    excluded: Tensor | None = None
+    deferred: ClassVar[bool] = True
+
+    def of(self, some: slice) -> Formed:
+        """Form the gradients of some examples, in float64: norm and sum read the same numbers."""
+        examples = range(*some.indices(self.examples))
+        wide = self.allocate((len(examples), self.size), torch.float64)
+        for row, gradient in zip(wide, self.form(examples), strict=True):
+            row.copy_(gradient)
+        norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
+        formed = Formed(wide, norms.square())
+        return formed if self.excluded is None else formed.without(self.excluded[some])
+
+    def _each(self) -> Iterator[Formed]:
+        return (self.of(slice(example, example + 1)) for example in range(self.examples))
+
+    def norms_squared(self) -> Tensor:
+        """Form each gradient, and forget it."""
+        return torch.cat([one.norms_squared() for one in self._each()])
+
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
+        """Form each gradient, add it, and forget it."""
+        total = factors.new_zeros(self.size) if total is None else total
+        for factor, one in zip(factors.split(1), self._each(), strict=True):  # type: ignore[no-untyped-call]
+            one.weighted_sum(factor, total)
+        return total
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Already in order."""
+        return flat
+
+    def instantiate(self) -> Tensor:
+        """Form all of them: b times the memory of the parameter."""
+        return torch.cat([one.instantiate() for one in self._each()])
+
+    def without(self, rows: Tensor) -> "Deferred":
+        """Zero the marked examples as soon as they are formed."""
+        return replace(self, excluded=rows if self.excluded is None else self.excluded | rows)
+
+
+@dataclass(frozen=True)
 class ChannelsLast:
     """Gradients of a convolution's weight as ``shape``: out, kernel..., in. The parameter's order is out, in, kernel..."""
 
     part: Part
     shape: tuple[int, ...]
 
+    @property
+    def deferred(self) -> bool:
+        """As the part."""
+        return self.part.deferred
+
+    @property
+    def size(self) -> int:
+        """Entries of one gradient."""
+        return self.part.size
+
+    def of(self, some: slice) -> "ChannelsLast":
+        """Some examples."""
+        return ChannelsLast(self.part.of(some), self.shape)
+
     def norms_squared(self) -> Tensor:
         """Order does not matter."""
         return self.part.norms_squared()
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Return the sum in the parameter's order."""
-        return self.part.weighted_sum(factors).view(self.shape).movedim(-1, 1).flatten()
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
+        """In the order of `shape`."""
+        return self.part.weighted_sum(factors, total)
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Move the channels."""
+        return self.part.in_order(flat).view(self.shape).movedim(-1, 1).flatten()
 
     def instantiate(self) -> Tensor:
         """Return the gradients in the parameter's order."""
@@ -143,13 +290,32 @@ class Stacked:
 
     parts: list[Part]
 
+    @property
+    def deferred(self) -> bool:
+        """Whether any part is."""
+        return any(part.deferred for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Entries of one gradient."""
+        return sum(part.size for part in self.parts)
+
+    def of(self, some: slice) -> "Stacked":
+        """Some examples of each part."""
+        return Stacked([part.of(some) for part in self.parts])
+
     def norms_squared(self) -> Tensor:
         """Add the squares of the parts."""
         return torch.stack([part.norms_squared() for part in self.parts]).sum(dim=0)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
         """Join the sums of the parts."""
-        return torch.cat([part.weighted_sum(factors) for part in self.parts])
+        return _added(torch.cat([part.weighted_sum(factors) for part in self.parts]), total)
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Order each part."""
+        sums = torch.split(flat, [part.size for part in self.parts])
+        return torch.cat([part.in_order(of_part) for part, of_part in zip(self.parts, sums, strict=True)])
 
     def instantiate(self) -> Tensor:
         """Join the gradients of the parts."""
@@ -160,7 +326,11 @@ class Stacked:
         return Stacked([part.without(rows) for part in self.parts])
 
 
-Allocate = Callable[[tuple[int, ...]], Tensor]
+def _added(found: Tensor, total: Tensor | None) -> Tensor:
+    return found if total is None else total.add_(found)
+
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]  # memory that every step reuses
 
 
 def factors_are_cheaper(summed: int, width_in: int, width_out: int) -> bool:
@@ -171,32 +341,41 @@ def factors_are_cheaper(summed: int, width_in: int, width_out: int) -> bool:
 
 
 def product(inputs: Tensor, deltas: Tensor, allocate: Allocate) -> Part:
-    """Return deltas[i]^T inputs[i] in the cheaper form; `allocate` gives the memory for gradients with many entries."""
+    """Return deltas[i]^T inputs[i] in the cheapest form; `allocate` gives the memory for gradients with many entries."""
     summed, width_in, width_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if factors_are_cheaper(summed, width_in, width_out):
         return Factored(inputs, deltas)
-    if one_by_one(width_in * width_out, inputs):
-        return products(inputs, deltas, allocate((len(inputs), width_out, width_in)))
+    if is_large(width_in * width_out):
+        return deferred_product(lambda some: inputs[some.start : some.stop], deltas, width_in, allocate)
     return Instantiated(torch.bmm(deltas.mT, inputs).flatten(1))
 
 
-def one_by_one(size: int, like: Tensor) -> bool:
-    """Return whether `products` is the faster way to gradients with `size` entries.
+def deferred_product(inputs: Callable[[range], Tensor], deltas: Tensor, width_in: int, allocate: Allocate) -> Deferred:
+    """Return deltas[i]^T inputs[i], formed later. ``inputs(some)`` gives ``[m, s, width_in]``, in the same memory each time."""
+    each = deltas.mT.unbind()
+
+    def form(some: range) -> Iterator[Tensor]:
+        if not _one_by_one(deltas):
+            yield from torch.bmm(deltas[some.start : some.stop].mT, inputs(some)).flatten(1)
+            return
+        for example in some:
+            yield _onednn_product(each[example], inputs(range(example, example + 1))[0].mT).view(-1)
+
+    return Deferred(form, len(deltas), width_in * deltas.shape[2], allocate)
+
+
+def is_large(size: int) -> bool:
+    """Return whether gradients with `size` entries are formed for a few examples at a time."""
+    return size > WIDEST
+
+
+def _one_by_one(like: Tensor) -> bool:
+    """Return whether single products are faster than a batched one.
 
     PyTorch's matrix products use MKL, which runs at half speed on processors of other makers. oneDNN's do not, but there is
     no batched one.
     """
-    return size > WIDEST and like.device.type == "cpu" and like.dtype == torch.float32 and _onednn_multiplies()
-
-
-def products(inputs: Iterable[Tensor], deltas: Tensor, memory: Tensor) -> Instantiated:
-    """Write deltas[i]^T inputs[i] to ``memory[i]``, and sum its squares while it is in cache."""
-    squares, wide = [], memory.new_empty(memory[0].numel(), dtype=torch.float64)
-    for gradient, a, d in zip(memory, inputs, deltas, strict=True):
-        gradient.copy_(_onednn_product(d.mT, a.mT))
-        wide.copy_(gradient.flatten())
-        squares.append(torch.dot(wide, wide))
-    return Instantiated(memory.flatten(1), torch.stack(squares))
+    return like.device.type == "cpu" and like.dtype == torch.float32 and _onednn_multiplies()
 
 
 def _onednn_product(left: Tensor, right: Tensor) -> Tensor:

@@ -31,9 +31,13 @@ class _Copies:
 
 
 class Traced:
-    """A proven trace with the trained parameters `names` of the original model."""
+    """A proven trace with the trained parameters `names` of the original model.
 
-    def __init__(self, proven: Proven, names: list[str]) -> None:
+    The weights of a `chain` get the strides that the engine gives them without a trace: a weight with one input channel has
+    two sets of strides for the same order, and the kernels differ.
+    """
+
+    def __init__(self, proven: Proven, names: list[str], chain: bool = False) -> None:
         self.proven, self.names = proven, names
         self.trained = {local for local, (name, _) in proven.sources.items() if name in names}
         self.ruled = {
@@ -43,7 +47,10 @@ class Traced:
         }
         for _, parameter in proven.module.named_parameters():
             if parameter.ndim == 4:  # convolutions and pools then run in this layout
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+                last = torch.channels_last
+                parameter.data = (
+                    parameter.data.clone(memory_format=last) if chain else parameter.data.contiguous(memory_format=last)
+                )
 
     def unsupported(self) -> str | None:
         """Return the first trained parameter that has neither a rule nor a simple use; None if there is none."""
@@ -66,26 +73,49 @@ class Traced:
         return node.name in self.proven.batch_dims and (expands or is_elementwise(node))
 
     def per_example(
-        self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, buffers: dict[int, Buffers]
+        self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, buffers: dict[Any, Buffers]
     ) -> dict[str, Part]:
         """Return the per-example gradients of every trained parameter."""
         self.proven.refresh(model)
         with torch.enable_grad():
-            run = _Run(self)
+            run = Run(self)
             logits = run.run(views.flatten(0, 1), enable_io_processing=False)
             losses = vmap(loss)(torch.unflatten(logits, 0, views.shape[:2]), labels)
-            outputs = [call.output for call in run.calls] + [copies.output for copies in run.copies]
-            deltas = torch.autograd.grad(losses.sum(), outputs, allow_unused=True, materialize_grads=True)
+            deltas = torch.autograd.grad(losses.sum(), run.outputs, allow_unused=True, materialize_grads=True)
+        return self.parts(run, deltas, model, self.names, len(views), buffers)
+
+    def parts(
+        self,
+        run: "Run",
+        deltas: tuple[Tensor, ...],
+        model: nn.Module,
+        names: list[str],
+        examples: int,
+        buffers: dict[Any, Buffers],
+    ) -> dict[str, Part]:
+        """Return the gradients of the parameters `names`, from a run and the gradients of its `outputs`."""
         parts: dict[str, list[Part]] = {}
         with torch.no_grad():
-            for place, (call, delta) in enumerate(zip(run.calls, deltas, strict=False)):
-                rule = RULES[type(call.layer)]
-                found = rule(call.layer, _full(call.inputs), _full(delta), len(views), buffers.setdefault(place, {}))
-                for local, part in found.items():
+            for call, place, delta in zip(run.calls, run.places, deltas, strict=False):
+                rule, memory = RULES[type(call.layer)], buffers.setdefault(place, {})
+                for local, part in rule(call.layer, _full(call.inputs), _full(delta), examples, memory).items():
                     parts.setdefault(f"{call.name}.{local}", []).append(part)
-            for copies, delta in zip(run.copies, deltas[len(run.calls) :], strict=True):
-                parts.setdefault(copies.name, []).append(_of_copies(copies, _full(delta), len(views)))
-        return {name: self._joined(name, model, parts, len(views)) for name in self.names}
+            for copies, delta in zip(run.copies, deltas[len(run.calls) :], strict=False):
+                parts.setdefault(copies.name, []).append(_of_copies(copies, _full(delta), examples))
+        return {name: self._joined(name, model, parts, examples) for name in names}
+
+    def used_by(self, node: fx.Node) -> set[str]:
+        """Return the trained parameters of the original model that a call uses."""
+        bare = {str(value.target) for value in node.all_input_nodes if value.op == "get_attr"}
+        layer = self.proven.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        owned = {f"{node.target}.{local}" for local, _ in layer.named_parameters()} if layer else set()
+        return {self.proven.sources[local][0] for local in (bare | owned) & self.trained}
+
+    @property
+    def unused(self) -> list[str]:
+        """The trained parameters that the forward does not use: their gradients are 0."""
+        used = {name for node in self.proven.module.graph.nodes for name in self.used_by(node)}
+        return [name for name in self.names if name not in used]
 
     def _joined(self, name: str, model: nn.Module, parts: dict[str, list[Part]], examples: int) -> Part:
         """Return the gradient of one original parameter, which may be in several parts in the trace."""
@@ -97,7 +127,7 @@ class Traced:
         return found[0] if len(found) == 1 else Stacked(found)
 
 
-class _Run(fx.Interpreter):
+class Run(fx.Interpreter):
     """One pass over the trace."""
 
     def __init__(self, traced: Traced) -> None:
@@ -105,6 +135,24 @@ class _Run(fx.Interpreter):
         self.traced = traced
         self.calls: list[Call] = []
         self.copies: list[_Copies] = []
+        self.places: list[str] = []  # the node of each call
+        self._node = ""
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """What the rules need the gradients of: the outputs of the calls, then the copies of parameters."""
+        return [*(call.output for call in self.calls), *(copies.output for copies in self.copies)]
+
+    def through(self, nodes: list[fx.Node], entry: fx.Node, value: Tensor, leaves: fx.Node) -> Tensor:
+        """Run some nodes; `value` is the result of `entry`. Return the result of `leaves`."""
+        self.env = {entry: value}
+        for node in nodes:
+            for source in node.all_input_nodes:
+                if source.op == "get_attr" and source not in self.env:
+                    self.env[source] = self.run_node(source)
+            self.env[node] = self.run_node(node)
+        result: Tensor = self.env[leaves]
+        return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the layer's own forward, so that no hook can run, and record it if it has trained parameters."""
@@ -113,10 +161,12 @@ class _Run(fx.Interpreter):
         if target in self.traced.ruled:
             output = output if output.requires_grad else output.requires_grad_()
             self.calls.append(Call(target, layer, args[0].detach(), output))
+            self.places.append(self._node)
         return output
 
     def run_node(self, n: fx.Node) -> Any:
         """Give every row its own copy of a trained parameter that meets rows here."""
+        self._node = n.name
         bare = [node for node in n.all_input_nodes if node.op == "get_attr" and node.target in self.traced.trained]
         if not bare:
             return super().run_node(n)

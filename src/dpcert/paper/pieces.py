@@ -33,8 +33,11 @@ class Piece:
     def __str__(self) -> str:
         return f"{self.kind} {self.cell.name}" + ("" if self.sigma is None else f" at sigma {self.sigma:g}")
 
-    def command(self, results: Path) -> list[str]:
+    def command(self, results: Path, device: str | None = None) -> list[str]:
         """The arguments of ``dpcert``. Certificates keep the noise they started with; attacks on fewer images are replaced."""
+        return [*self._words(results), *([] if device is None else ["--device", device])]
+
+    def _words(self, results: Path) -> list[str]:
         run = str(results / self.cell.name)
         if self.kind == "train":
             return ["train", *self.cell.options(), "--out", run]

@@ -1,29 +1,24 @@
-"""Runs the missing pieces of a grid in child processes.
+"""Runs the missing pieces of a grid as tasks of an executor: processes of this machine, or a cluster.
 
 Each piece keeps its state in its run directory. The work can therefore be stopped, killed and restarted at any time: what is
 missing is always determined from the directories.
 """
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .._validate import integer_in
-from ..errors import DpcertError, RunError
-from ..store.durable import cannot_write, open_without_links
-from ..store.runs import IN_USE, RunDirectory
+from ..errors import BusyError, DpcertError, RunError
+from ..scale.tasks import Executor, Outcome, Pending, Resources, Task
+from ..store.runs import RunDirectory
 from .estimate import Estimator, as_words
 from .grid import Cell, Need
 from .pieces import Piece, holds_rows_only, missing_of
 from .targets import LOGS
 
-_SECONDS_TO_SAVE = 120.0
+_ON_A_GPU = "cuda"
 
 
 class EventHandler(Protocol):
@@ -42,23 +37,31 @@ class Failure:
 
 
 @dataclass
-class _Child:
+class _Running:
     need: Need
     piece: Piece
-    process: subprocess.Popen[bytes]
+    pending: Pending
     log: Path
     began: float
     whole: bool  # not resumed: its time can be used to estimate others
 
 
 class Runner:
-    """Runs pieces in the order of their needs, `jobs` child processes at once; the pieces of one cell run one after another."""
+    """Runs pieces in the order of their needs, as many at once as fit; the pieces of one cell run one after another."""
 
-    def __init__(self, results: Path, examples: int | None, jobs: int, estimator: Estimator, on_event: EventHandler) -> None:
-        self._results, self._examples = results, examples
-        self._jobs = integer_in("--jobs", jobs, 1, 1024)
+    def __init__(
+        self,
+        results: Path,
+        examples: int | None,
+        executor: Executor,
+        resources: Resources,
+        estimator: Estimator,
+        on_event: EventHandler,
+    ) -> None:
+        self._results, self._examples = results.absolute(), examples
+        self._executor, self._resources = executor, resources
         self._estimator, self._on_event = estimator, on_event
-        self._running: list[_Child] = []
+        self._running: list[_Running] = []
         self._pieces: dict[Need, list[Piece]] = {}
         self._failures: list[Failure] = []
         self._poll_seconds = 0.2
@@ -74,7 +77,7 @@ class Runner:
                 self._on_event(self._status(), passing=True)
                 time.sleep(self._poll_seconds)
         except BaseException:
-            self._stop()
+            self._executor.stop()
             raise
         return self._failures
 
@@ -88,9 +91,10 @@ class Runner:
         return missing_of(need, self._results, self._examples)
 
     def _start_what_fits(self, waiting: list[Need]) -> None:
-        taken = {child.piece.cell for child in self._running}
+        taken = {running.piece.cell for running in self._running}
+        slots = self._executor.slots(self._resources) if waiting else 0
         for need in list(waiting):
-            if len(self._running) >= self._jobs:
+            if len(self._running) >= slots:
                 return
             if need.cell in taken or self._is_busy(need.cell):  # in use, perhaps by a child of a killed session
                 taken.add(need.cell)  # a later part of the cell must not run first
@@ -105,25 +109,10 @@ class Runner:
         if piece.kind == "train":
             self._set_aside(piece.cell)
         log = self._results / LOGS / f"{piece.cell.name}.log"
-        words = [sys.executable, "-m", "dpcert", *piece.command(self._results)]
-        threads = str(max(1, _cores() // self._jobs))
+        words = piece.command(self._results, _ON_A_GPU if self._resources.gpus else None)
         whole = not piece.has_begun(self._results)
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(open_without_links(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
-                file.write(f"$ dpcert {' '.join(words[3:])}\n".encode())
-                file.flush()
-                process = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "OMP_NUM_THREADS": threads},
-                    start_new_session=True,  # Ctrl-C reaches the child once, through this process
-                )
-        except OSError as error:
-            raise cannot_write(log, error) from error
-        self._running.append(_Child(need, piece, process, log, time.monotonic(), whole))
+        pending = self._executor.submit(Task(str(piece), tuple(words), log, self._resources))
+        self._running.append(_Running(need, piece, pending, log, time.monotonic(), whole))
         self._on_event(f"started: {piece} (about {as_words(self._estimator.seconds(piece))})")
 
     def _set_aside(self, cell: Cell) -> None:
@@ -142,37 +131,35 @@ class Runner:
         self._on_event(f"moved: {directory.path} has rows without weights and is now {place}")
 
     def _collect(self) -> list[Need]:
-        """Collect the finished children; return the needs that have more to do."""
+        """Collect the finished tasks; return the needs that have more to do."""
         unfinished = []
-        for child in [child for child in self._running if child.process.poll() is not None]:
-            self._running.remove(child)
-            seconds = time.monotonic() - child.began
-            reason = self._what_went_wrong(child)
+        ended = [(running, outcome) for running in self._running if (outcome := running.pending.outcome()) is not None]
+        for running, outcome in ended:
+            self._running.remove(running)
+            reason = self._what_went_wrong(running, outcome)
             if reason is None:
-                if child.whole:
-                    self._estimator.note(child.piece, seconds)
-                self._on_event(f"done: {child.piece} in {as_words(seconds)}")
-                unfinished.append(child.need)
-            elif IN_USE in reason or self._is_busy(child.piece.cell):  # another session uses the cell: wait for it
-                unfinished.append(child.need)
+                if running.whole:
+                    self._estimator.note(running.piece, outcome.seconds)
+                self._on_event(f"done: {running.piece} in {as_words(outcome.seconds)}")
+                unfinished.append(running.need)
+            elif outcome.error == BusyError.__name__ or self._is_busy(
+                running.piece.cell
+            ):  # another session uses the cell: wait
+                unfinished.append(running.need)
             else:
-                self._failures.append(Failure(child.piece, reason))
-                self._pieces |= {need: [] for need in self._pieces if need.cell == child.piece.cell}
-                self._on_event(f"FAILED: {child.piece}: {reason}; see {child.log}")
+                self._failures.append(Failure(running.piece, reason))
+                self._pieces |= {need: [] for need in self._pieces if need.cell == running.piece.cell}
+                self._on_event(f"FAILED: {running.piece}: {reason}; see {running.log}")
         return unfinished
 
-    def _what_went_wrong(self, child: _Child) -> str | None:
-        code = child.process.returncode
-        if code != 0:
-            if code < 0:
-                return f"killed by {signal.Signals(-code).name}"
-            errors = [line for line in _tail(child.log) if line.startswith("error: ")]
-            return errors[-1].removeprefix("error: ") if errors else f"exit code {code}"
+    def _what_went_wrong(self, running: _Running, outcome: Outcome) -> str | None:
+        if outcome.code != 0:
+            return outcome.failure
         try:
-            self._pieces[child.need] = self._missing(child.need)
+            self._pieces[running.need] = self._missing(running.need)
         except DpcertError as error:
             return str(error)
-        return "it ended without doing its work" if child.piece in self._pieces[child.need] else None
+        return "it ended without doing its work" if running.piece in self._pieces[running.need] else None
 
     def _is_busy(self, cell: Cell) -> bool:
         directory = RunDirectory(self._results / cell.name)
@@ -189,30 +176,9 @@ class Runner:
         chains: dict[Cell, dict[Piece, None]] = {}  # several parts of an untrained cell list the same training
         for need, pieces in self._pieces.items():
             chains.setdefault(need.cell, {}).update(dict.fromkeys(pieces))
-        left = self._estimator.left([list(chain) for chain in chains.values() if chain], self._jobs)
-        under_way = sum(min(now - child.began, self._estimator.seconds(child.piece)) for child in self._running)
-        names = ", ".join(str(child.piece) for child in self._running) or "waiting for other processes"
+        slots = self._executor.slots(self._resources)
+        left = self._estimator.left([list(chain) for chain in chains.values() if chain], slots)
+        under_way = sum(min(now - running.began, self._estimator.seconds(running.piece)) for running in self._running)
+        names = ", ".join(str(running.piece) for running in self._running) or "waiting for other processes"
         count = sum(map(len, chains.values()))
-        return f"{count} tasks left, about {as_words(max(0.0, left - under_way / self._jobs))}: {names}"
-
-    def _stop(self) -> None:
-        """Ask every child to save and exit. Run directories also survive a kill; this only avoids repeating the last steps."""
-        for child in self._running:
-            if child.process.poll() is None:
-                child.process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + _SECONDS_TO_SAVE
-        for child in self._running:
-            try:
-                child.process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _tail(log: Path, size: int = 8192) -> list[str]:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - size))
-        return file.read().decode("utf-8", errors="replace").splitlines()
+        return f"{count} tasks left, about {as_words(max(0.0, left - under_way / slots))}: {names}"

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..rng import Purpose, uniform_words
+from ..rng import WORDS_PER_CHUNK, Purpose, uniform_word_chunks
 
 
 def poisson_indices(records: int, sampling_probability: float, key: bytes, step: int) -> np.ndarray:
@@ -13,10 +13,13 @@ def poisson_indices(records: int, sampling_probability: float, key: bytes, step:
     Guarantee: each record is in the batch independently of all others, with probability floor(q 2^64) / 2^64, which
     is at most q. Whether record i is included depends on (key, step, i) only, so adding or removing another record with
     a larger index changes nothing.
+    Memory: that of the batch and about 2 MiB, whatever the number of records; the words are drawn and dropped in chunks.
     Edge cases: the batch may be empty; q = 1 takes every record.
     """
     threshold = int(Fraction(sampling_probability) * 2**64)
     if threshold >= 2**64:
         return np.arange(records)
-    words = uniform_words(key, Purpose.SAMPLING, records, step)
-    return np.flatnonzero(words < np.uint64(threshold))
+    batch = [np.empty(0, dtype=np.int64)]
+    for number, words in enumerate(uniform_word_chunks(key, Purpose.SAMPLING, records, step)):
+        batch.append(np.flatnonzero(words < np.uint64(threshold)) + number * WORDS_PER_CHUNK)
+    return np.concatenate(batch)

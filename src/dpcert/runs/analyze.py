@@ -79,7 +79,8 @@ def analyze(run: LoadedRun, request: AnalyzeRequest, progress: Progress = silent
 
     All ranks call this and share the images, batch by batch. Rank 0 locks the run and writes the file.
     """
-    x, y = run.data.x_test, run.data.y_test
+    data = run.read_data(world)
+    x, y = data.x_test, data.y_test
     images = images_sha256(x, y)
     run.agree(world, images, request)
     analysts = _analysts(run, request, x[0])

@@ -91,8 +91,8 @@ class _Task:
     images_sha256: str
 
 
-def _task(run: LoadedRun, request: CertifyRequest) -> _Task:
-    data = run.data
+def _task(run: LoadedRun, request: CertifyRequest, world: World) -> _Task:
+    data = run.read_data(world)
     if request.split == "validation" and not data.held_out:
         raise RunError(f"{run.path} has no validation split; train with --set data.validation=10000")
     x, y = (data.x_validation, data.y_validation) if request.split == "validation" else (data.x_test, data.y_test)
@@ -121,7 +121,7 @@ def certify_runs(
     writes the files.
     """
     _refuse_repeated([run for run, _ in asked])
-    tasks = [_task(run, request) for run, request in asked]
+    tasks = [_task(run, request, world) for run, request in asked]
     for run, _ in asked:
         run.directory.require(run.directory.metrics)  # fail before hours of voting, not after
     for task in tasks:
@@ -305,7 +305,7 @@ def decide(
 ) -> dict[str, Any]:
     """Answer "is it robust at `radius`?" for a run's test set; rows in robust-*.tsv. The ranks share the images."""
     check_radius(radius, request.how.sigma)
-    task = _task(run, request)
+    task = _task(run, request, world)
     run.agree(world, task.images_sha256, (task.request, radius))
     if not world.is_first:
         order = told(world)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 
 from torch import nn
@@ -10,7 +11,7 @@ from ..certification.sweep import SmoothedClassifier
 from ..data.dataset import Dataset
 from ..errors import DataError
 from ..models.factory import Shape
-from ..privacy.statement import Statement
+from ..privacy.statement import Statement, installed_versions
 from ..progress import Progress, silent
 from ..scale.world import World
 from ..shapes import mismatch
@@ -67,8 +68,15 @@ class LoadedRun:
         require_same_test_images(data, self._facts, str(self.path))
         return data
 
+    def read_data(self, world: World) -> Dataset:
+        """The data set of the run; the first rank of each machine may have to download it for all."""
+        with world.one_at_a_time_per_machine():
+            return self.data
+
     def agree(self, world: World, images_sha256: str, request: object) -> None:
-        """Raise on every rank unless all have the same model, images and request."""
+        """Raise on every rank unless all have the same packages, model, images and request."""
+        versions = installed_versions() | {name: _version(name) for name in ("numpy", "scipy", "onnxruntime")}
+        world.agree("package versions", "\n".join(f"{name} {version}" for name, version in versions.items()))
         world.agree(f"model of {self.path}", f"{type(self.model).__qualname__} {self.model_sha256}")
         world.agree(f"images of {self.path}", images_sha256)
         world.agree(f"request for {self.path}", repr(request))
@@ -77,3 +85,10 @@ class LoadedRun:
         """The smoothed classifier of the model; `sigma` defaults to the certification sigma of the run."""
         chosen = self.config.certification_sigma if sigma is None else sigma
         return SmoothedClassifier(self.model, chosen, fresh_noise=fresh_noise)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"

@@ -1,1 +1,1 @@
-"""Several processes: the ranks of one run."""
+"""Several processes: the ranks of one run, and executors that run many tasks, here or on a Ray cluster."""

@@ -18,11 +18,12 @@ from typing import Any
 
 from ..errors import RankError
 from ..interrupts import Interrupted
-from .environment import LAUNCHER_PIPE, RENDEZVOUS, has_reported, loopback_interface
+from .environment import LAUNCHER_PIPE, RENDEZVOUS, core_count, has_reported, loopback_interface
+from .tasks import INTERRUPTED
 
 SECONDS_TO_END = 10.0  # for the other ranks, after one has failed; they notice it at their next exchange
 _SECONDS_BETWEEN_LOOKS = 0.05
-INTERRUPTED, INVALID_REQUEST = 130, 2
+INVALID_REQUEST = 2
 
 
 def launch(command: Sequence[str], processes: int) -> int:
@@ -63,15 +64,11 @@ def _verdict(codes: list[int], *, reported: bool, asked: bool) -> int:
 def _start(command: Sequence[str], rank: int, size: int, meeting: Path, end: int) -> "subprocess.Popen[bytes]":
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, LAUNCHER_PIPE: end}
     environment = {**os.environ, **{name: str(value) for name, value in place.items()}, RENDEZVOUS: str(meeting)}
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // size)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, core_count() // size)))
     if (interface := loopback_interface()) is not None:
         environment["GLOO_SOCKET_IFNAME"] = interface  # nothing leaves the machine
     # A session of its own: Ctrl-C in the terminal reaches this process only, which passes it on.
     return subprocess.Popen(list(command), env=environment, stdin=subprocess.DEVNULL, pass_fds=(end,), start_new_session=True)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _wait(ranks: list["subprocess.Popen[bytes]"]) -> None:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from ..errors import RunError
+from ..errors import BusyError, RunError
 from .durable import cannot_write, destroy, make_private, read_file, refuse_link, remove, write_atomically
 
 # The files of a run directory. CERTIFICATES and ROBUST are prefixes of the names of row files.
@@ -165,7 +165,7 @@ class RunDirectory:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise RunError(f"{self.path} {IN_USE}; wait for it to finish or choose another --out") from error
+                raise BusyError(f"{self.path} {IN_USE}; wait for it to finish or choose another --out") from error
             raise
         try:
             yield

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..certification.votes import evaluating
 from ..data.dataset import Dataset
+from ..data.images import rows_per_chunk
 from ..gradients.engine import trainable
 from ..models.parts import head_name, layers_before_head, parameters_of
 from ..privacy.accounting import compose
@@ -23,6 +24,7 @@ from ..privacy.statement import Statement
 from ..store.records import CurveRow, header, text_of
 
 _MOST_POINTS = 50
+_BYTES_AT_ONCE = 16 << 20  # of images: activations take many times as much
 COARSER = 10.0  # wider buckets for all points but the last: still an upper bound, 7 times as fast
 
 
@@ -88,8 +90,9 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: int = 1000) -> float:
 
 
 def _outputs(model: nn.Module, x: Tensor, rows: int = 1000) -> Iterator[Tensor]:
-    """Yield the outputs of the model in evaluation mode, `rows` rows at a time."""
+    """Yield the outputs of the model in evaluation mode, `rows` rows at a time, or fewer if they are large."""
     device = next(model.parameters()).device
+    rows = min(rows, rows_per_chunk(x, _BYTES_AT_ONCE))
     with evaluating(model) as voter:
         for start in range(0, len(x), rows):
             yield voter(x[start : start + rows].to(device)).cpu()

@@ -21,6 +21,7 @@ from ..models.parts import head_name, parameters_of
 from ..privacy.ledger import ASSUMED_INDEPENDENT, Ledger
 from ..privacy.mechanism import RECORDED_LATER, STEPS_PER_BLOCK, Plan, opening_facts
 from ..privacy.statement import Statement, installed_versions, recorded_versions, state
+from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from ..scale.world import ALONE, World
 from ..store.durable import canonical_json, write_atomically
@@ -158,8 +159,8 @@ def begin_in_memory(training: Training) -> Begun:
     return Begun(key, _open_ledger(None, key, training, training.initial))
 
 
-def begin_in(directory: RunDirectory, training: Training, config_sha256: str | None) -> Begun:
-    """Begin a run in `directory`, or continue the one that is there."""
+def begin_in(directory: RunDirectory, training: Training, config_sha256: str | None, checking: Progress = silent) -> Begun:
+    """Begin a run in `directory`, or continue the one that is there; `checking` shows the pass over the data."""
     data, average = training.data, training.average.values
     resumed = load_checkpoint(directory, training.model, training.optimizer, average)
     key = directory.load_key()
@@ -167,7 +168,8 @@ def begin_in(directory: RunDirectory, training: Training, config_sha256: str | N
         _refuse_to_begin_again(directory)
         _warn_of_warm_start(training.initial)
         key = _new_key(training.settings)
-        origin = Origin(data_identity(key, data.x_train, data.y_train), config_sha256, canonical_json(training.initial))
+        identity = data_identity(key, data.x_train, data.y_train, checking)
+        origin = Origin(identity, config_sha256, canonical_json(training.initial))
         directory.store_key(key)
         # save the initial weights, so that step 0 can be replayed
         save_checkpoint(directory, 0, training.model, training.optimizer, "", origin, average=average)
@@ -175,7 +177,8 @@ def begin_in(directory: RunDirectory, training: Training, config_sha256: str | N
     else:
         if key is None:
             raise RunError(f"{directory.key} is missing; the run cannot be resumed without it: use another --out")
-        origin = Origin(data_identity(key, data.x_train, data.y_train), config_sha256, resumed.origin.initial_weights)
+        identity = data_identity(key, data.x_train, data.y_train, checking, like=resumed.origin.data_identity)
+        origin = Origin(identity, config_sha256, resumed.origin.initial_weights)
         _refuse_other_origin(directory, resumed.origin, origin)
         _refuse_other_public_inputs(directory, json.loads(resumed.origin.initial_weights), training.initial)
         first, head, points = resumed.step, resumed.ledger_head, resumed.curve

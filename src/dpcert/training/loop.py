@@ -6,19 +6,21 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..data.ahead import as_in_steps, reading_ahead
 from ..data.dataset import Dataset
 from ..data.fingerprint import digests as image_digests
-from ..data.images import chunks
+from ..data.images import chunks, is_read_by_index
 from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip
-from ..gradients.memory import default_physical_batch
+from ..gradients.memory import default_physical_batch, keep_freed_memory
 from ..interrupts import stop_requests
 from ..methods import Method
 from ..models.check import check_model
@@ -44,7 +46,7 @@ from .provenance import initial_facts
 from .ranks import agree_on_request, begin_together, device_name
 from .settings import HeadConfig, Settings
 from .state import steps_in_checkpoint
-from .step import StepContext, StopAskedError, check_views, private_step, small_parts_change_no_bit
+from .step import StepContext, StopAskedError, check_views, private_step, records_of_step, small_parts_change_no_bit
 
 _MOST_EPSILONS = 64  # how often epsilon is computed for display: each takes a tenth of a second
 
@@ -124,6 +126,7 @@ def fit(
     check_model(model, data.input_shape, data.classes or 0)
     trains = spec_of(model).train
     plan = plan_for(data, method, settings, trains)
+    keep_freed_memory()
     if settings.train.threads:
         torch.set_num_threads(settings.train.threads)
     model.to(device)
@@ -132,10 +135,11 @@ def fit(
     for remark in method.remarks if world.is_first else ():
         warnings.warn(remark, DpcertWarning, stacklevel=2)
     phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method))
-    training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data))
+    checking = _named(progress, "data", 0, plan.steps) if is_read_by_index(data.x_train) else silent
+    training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data, checking))
     agree_on_request(world, training, device)
     with ExitStack() as held:
-        begun = begin_together(world, training, lambda: _begin(training, directory, claim, held))
+        begun = begin_together(world, training, lambda: _begin(training, directory, claim, held, checking))
         path = None if directory is None else directory.path
         if begun.finished is not None:
             return Run(model, begun.ledger, begun.finished, plan, path)
@@ -143,7 +147,9 @@ def fit(
         return Run(model, begun.ledger, statement, plan, path)
 
 
-def _begin(training: Training, directory: RunDirectory | None, claim: Callable[[], str] | None, held: ExitStack) -> Begun:
+def _begin(
+    training: Training, directory: RunDirectory | None, claim: Callable[[], str] | None, held: ExitStack, checking: Progress
+) -> Begun:
     """Begin or resume the run, or load it if it is finished. The lock of its directory is released with `held`."""
     if directory is None:
         training.enter(0)
@@ -156,19 +162,19 @@ def _begin(training: Training, directory: RunDirectory | None, claim: Callable[[
         return Begun(b"", ledger, training.plan.steps, finished=statement)
     done = steps_in_checkpoint(directory)
     training.enter(training.plan.phase_of(min(max(done - 1, 0), training.plan.steps - 1)))
-    return begin_in(directory, training, config_sha256)
+    return begin_in(directory, training, config_sha256, checking)
 
 
-def _facts_about_initial_weights(model: nn.Module, data: Dataset) -> dict[str, Any]:
+def _facts_about_initial_weights(model: nn.Module, data: Dataset, checking: Progress) -> dict[str, Any]:
     """Return what the ledger says about the initial weights. Public weights must not have been trained on these images."""
     public = public_weights_of(model)
     if public is None:
-        return initial_facts(model, data.x_train)
+        return initial_facts(model, data.x_train, checking)
     for part, images in (("training", data.x_train), ("test", data.x_test)):
         if public.sketch:
-            digests = (digest for rows in chunks(images) for digest in image_digests(rows.numpy()))
+            digests = (digest for rows in chunks(images, checking) for digest in image_digests(rows.numpy()))
             refuse_same_images(public, digests, f"the {part} set {data.name}")
-    return {**initial_facts(model, data.x_train), "public_inputs": [public.facts]}
+    return {**initial_facts(model, data.x_train, checking), "public_inputs": [public.facts]}
 
 
 def _train(training: Training, begun: Begun, labels: Callable[[], dict[str, str]], progress: Progress) -> Statement:
@@ -192,11 +198,13 @@ def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:
     keys = training.phases[training.phase].keys
     context = _step_context(training, begun, progress)
     world, spent = begun.world, None if progress is silent else _SpentSoFar(context.mechanism)
-    with stop_requests(alone=world.size == 1) as asked_to_stop:
-        context = replace(context, stop_asked=lambda: bool(asked_to_stop))
+    with stop_requests(alone=world.size == 1) as asked_to_stop, reading_ahead(context.images) as ahead:
+        context = replace(context, images=ahead.images, stop_asked=lambda: bool(asked_to_stop))
+        ahead.announce(partial(records_of_step, context, remaining.start))
         for step in remaining:
             if context.mechanism.charge(step):
                 world.wait()  # no rank computes before rank 0 has charged the step durably
+            ahead.announce(partial(records_of_step, context, step + 1) if step + 1 in remaining else None)
             set_learning_rate(context.optimizer, keys.learning_rate_at(step - start, count))
             done = step
             with contextlib.suppress(StopAskedError):  # the step is abandoned; a resumed run takes exactly the same step
@@ -216,7 +224,8 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
     model, images, method, first = stored or (training.model, data.x_train, training.method, 0)
     rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
     inputs = tuple(images.shape[2:] if stored else images.shape[1:])
-    engines = choose(settings.gradients.engine, model, method.loss, inputs, worker_count(next(model.parameters()).device))
+    workers, checkpointing = worker_count(next(model.parameters()).device), settings.gradients.checkpointing and not stored
+    engines = choose(settings.gradients.engine, model, method.loss, inputs, workers, checkpointing)
     context = StepContext(
         model,
         images,
@@ -239,20 +248,27 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
 
 def _head_on_features(training: Training, begun: Begun, progress: Progress) -> tuple[nn.Module, Tensor, Method, int] | None:
     """Return the head, features, method and first record of this rank in a head phase; None if features cannot be stored."""
-    model, images, keys = training.model, training.data.x_train, training.phases[training.phase].keys
+    model, images, keys = training.model, as_in_steps(training.data.x_train), training.phases[training.phase].keys
     assert isinstance(keys, HeadConfig)
     method = method_of_head_phase(training.method, keys.copies)
     trunk = trunk_of(model, method, training.data.input_shape)
     if trunk is None:
         return None
 
-    def tell(done: int, total: int) -> None:
-        progress(max(begun.first, training.first_step), training.plan.steps, features=f"{100 * done / total:.0f} %")
-
+    tell = _named(progress, "features", max(begun.first, training.first_step), training.plan.steps)
     device = next(model.parameters()).device
     records, workers = records_of_rank(begun.world, method, len(images)), worker_count(device)
     features = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell, records)
     return model.get_submodule(head_name(model)), features, method, records.start
+
+
+def _named(progress: Progress, name: str, step: int, steps: int) -> Progress:
+    """Return a progress that shows a preparation for `step` as a percentage: ``features 12 %``."""
+
+    def tell(done: int, total: int, **facts: str) -> None:
+        progress(step, steps, **{name: f"{100 * done / total:.0f} %"})
+
+    return tell
 
 
 class _SpentSoFar:

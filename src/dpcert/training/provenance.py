@@ -11,8 +11,7 @@ lists the condition that initial weights must not depend on the records.
 """
 
 import hashlib
-import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,19 +20,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..data.hashes import record_hashes
+from ..data.images import is_read_by_index
 from ..privacy.accounting import GaussianSteps
 from ..privacy.ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, TRAINED_BEFORE, Ledger
 from ..privacy.statement import SEEN_WITHOUT_PRIVACY, why_not_private
+from ..progress import Progress, silent
 
 _ATTRIBUTE = "dpcert_seen"
-_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One training run: its records (None: unknown, so possibly any), and what it charged for them (None: not private)."""
+    """One training run: the hashes of its records (None: unknown, so possibly any), and what it charged (None: not private)."""
 
-    records: np.ndarray | None
+    records: Callable[[], np.ndarray] | None
     releases: tuple[GaussianSteps, ...] | None
 
     def __deepcopy__(self, memo: object) -> "Seen":
@@ -50,11 +51,11 @@ class Seen:
 _SEEN_BY_TENSOR: dict[bytes, tuple[Seen, ...]] = {}
 
 
-def initial_facts(model: nn.Module, images: Tensor) -> dict[str, Any]:
+def initial_facts(model: nn.Module, images: Tensor, progress: Progress = silent) -> dict[str, Any]:
     """Return the facts about the initial weights for the ledger's first line."""
     history = _history(model)
-    records = record_hashes(images) if history else np.empty(0, dtype=np.uint64)
-    again = [seen for seen in history if seen.records is None or len(np.intersect1d(seen.records, records))]
+    records = record_hashes(images, progress) if history else np.empty(0, dtype=np.uint64)
+    again = [seen for seen in history if seen.records is None or len(np.intersect1d(seen.records(), records))]
     if any(seen.releases is None for seen in again):
         return {"initial_weights": NOT_PRIVATE}
     earlier = [release for seen in again for release in seen.releases or ()]
@@ -65,7 +66,18 @@ def initial_facts(model: nn.Module, images: Tensor) -> dict[str, Any]:
 
 def remember(model: nn.Module, before: dict[str, bytes], images: Tensor, ledger: Ledger) -> None:
     """Record that `model`, whose tensors had the digests `before`, was trained on `images` as `ledger` says."""
-    _note(model, before, (*_history(model), Seen(record_hashes(images), _charged(ledger))))
+    _note(model, before, (*_history(model), Seen(_hashes(images), _charged(ledger))))
+
+
+def _hashes(images: Tensor) -> Callable[[], np.ndarray]:
+    """Return a function that returns the hashes of records. Those on disk, which cannot change, are read when it is called.
+
+    Most models are not trained twice, so most runs save a pass over their data.
+    """
+    if is_read_by_index(images):
+        return cache(lambda: record_hashes(images))
+    hashes = record_hashes(images)
+    return lambda: hashes
 
 
 def remember_loaded(model: nn.Module, ledger: Ledger, frozen: Collection[str] = ()) -> None:
@@ -121,22 +133,3 @@ def _history(model: nn.Module) -> tuple[Seen, ...]:
         noted = [seen for seen in noted if seen.records is not None]
     by_tensor = [seen for digest in digests for seen in _SEEN_BY_TENSOR.get(digest, ())]
     return tuple(dict.fromkeys([*noted, *by_tensor]))
-
-
-def record_hashes(images: Tensor) -> np.ndarray:
-    """Return a 64-bit hash of each record under a key of this process: equal records have equal hashes."""
-    width = -(-images[0].numel() * images.element_size() // 8)
-    words = np.zeros((min(len(images), _ROWS), width * 8), dtype=np.uint8)
-    hashes = np.empty(len(images), dtype=np.uint64)
-    for start in range(0, len(images), _ROWS):
-        rows = images[start : start + _ROWS].contiguous().flatten(1).view(torch.uint8).numpy()
-        words[: len(rows), : rows.shape[1]] = rows
-        numbers = words[: len(rows)].view(np.uint64)
-        hashes[start : start + len(rows)] = (numbers * _multipliers(width)).sum(axis=1, dtype=np.uint64)
-    return hashes
-
-
-@cache
-def _multipliers(width: int) -> np.ndarray:
-    drawn = np.frombuffer(secrets.token_bytes(8 * width), dtype=np.uint64)
-    return drawn | np.uint64(1)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from .._validate import one_of
 from ..gradients.choose import ENGINES
-from ..sections import LARGEST, SPEED_ONLY, Section, name_in, validated
+from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, name_in, validated
 from .averaging import AVERAGES, AveragingKeys
 from .optimizers import OptimizerKeys
 from .schedules import ScheduleKeys, learning_rate_factor
@@ -71,9 +71,14 @@ class PrivacyConfig(Section):
 
 
 class GradientsConfig(Section):
-    """How per-example gradients are computed."""
+    """How per-example gradients are computed. Both keys affect speed and memory only.
+
+    `checkpointing` keeps few activations and computes the others again: less memory for large models, about twice the time,
+    and the same bits.
+    """
 
     engine: Annotated[str, name_in(ENGINES), SPEED_ONLY] = "auto"
+    checkpointing: Annotated[bool, SPEED_ONLY, OPTIONAL] = False
 
 
 class Settings(Section):

@@ -13,9 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ..data.images import chunks
+from ..data.digests import record_digests
+from ..data.images import Images, chunks
 from ..errors import RunError
 from ..privacy.ledger import Ledger
+from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, stream_bytes
 from ..store import opened
 from ..store.durable import canonical_json, read_file, remove, sha256_hex, write_atomically
@@ -23,6 +25,7 @@ from ..store.runs import RunDirectory
 from ..store.weights import digest_of_tensors, read_facts, with_sorted_header
 from .curve import Point
 
+_BY_RECORD = "records:"  # starts an identity that is made of the digests of the records
 _MODEL, _OPTIMIZER, _AVERAGE = "model.", "optimizer.", "average."
 _TEXTS = ("checkpoint", "sha256", "ledger_head", "data_identity")
 _STATE_TYPES = {"step": (int,), **dict.fromkeys(_TEXTS, (str,)), "config_sha256": (str, type(None)), "curve": (list,)}
@@ -48,12 +51,21 @@ class Resumed:
     curve: list[Point]
 
 
-def data_identity(key: bytes, images: Tensor, labels: Tensor) -> str:
-    """Return an HMAC of the training data under the run key: identifies the data, reveals nothing without the key."""
+def data_identity(key: bytes, images: Tensor, labels: Tensor, progress: Progress = silent, like: str | None = None) -> str:
+    """Return an HMAC of the training data under the run key: identifies the data, reveals nothing without the key.
+
+    It covers the digests of the records, which do not depend on where the records are (memory, file, map-style dataset).
+    Floats in memory are covered directly, as in older versions. With `like`, the result has the form of that identity.
+    """
+    by_record = isinstance(images, Images) if like is None else like.startswith(_BY_RECORD)
     mac = hmac.new(stream_bytes(key, Purpose.DATA_IDENTITY, KEY_BYTES), digestmod=hashlib.sha256)
-    for tensor in (images, labels):
+    if by_record:
+        for digests in record_digests(images, labels, progress):
+            mac.update(digests)
+        return _BY_RECORD + mac.hexdigest()
+    for tensor, report in ((images, progress), (labels, silent)):
         mac.update(canonical_json([str(tensor.dtype), list(tensor.shape)]).encode())
-        for rows in chunks(tensor):
+        for rows in chunks(tensor, report):
             mac.update(rows.numpy().data)
     return mac.hexdigest()
 

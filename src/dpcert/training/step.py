@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -95,6 +96,13 @@ def _unless_a_rank_stops(context: StepContext, compute: Callable[[], ClippedSum]
 def clipped_sum(context: StepContext, batch: Tensor, step: int, rows: int) -> ClippedSum:
     """Return the clipped sum over this rank's share of the batch, `rows` rows at a time."""
     return _sum_of_parts(context, batch, _share(context, batch, _part_sizes(context, rows)), step, rows)
+
+
+def records_of_step(context: StepContext, step: int) -> np.ndarray:
+    """Return the records that this rank reads in a step, in increasing order."""
+    batch = context.mechanism.sample(len(context.labels), step)
+    parts = _share(context, torch.from_numpy(batch), _part_sizes(context, context.physical_batch))
+    return np.concatenate([batch[:0], *(batch[part.start : part.stop] for part in parts)])
 
 
 def _share(context: StepContext, batch: Tensor, sizes: tuple[int, int]) -> list[Part]:
