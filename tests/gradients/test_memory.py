@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpcert.gradients.memory import default_physical_batch
+from dpcert.gradients import memory
+from dpcert.gradients.memory import default_physical_batch, keep_freed_memory
 from dpcert.models.registry import build_model
 from dpcert.models.resnet import resnet
 
@@ -52,3 +53,20 @@ def test_a_model_that_cannot_run_is_left_to_the_model_check():
             raise KeyError("position")
 
     assert default_physical_batch(nn.Sequential(Fails(3, 3)), (3,)) == 480
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError, TypeError])
+def test_a_system_without_glibc_is_left_as_it_is(error, monkeypatch):
+    def missing(name):
+        raise error("no such library or function")
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", missing)
+    keep_freed_memory()
+
+
+def test_freed_memory_is_kept_on_glibc(monkeypatch):
+    calls = []
+    library = type("Library", (), {"mallopt": staticmethod(lambda key, value: calls.append((key, value)))})
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
+    keep_freed_memory()
+    assert calls == [(-1, (1 << 31) - 1), (-3, 1 << 30)]

@@ -20,7 +20,7 @@ def keep_freed_memory() -> None:
     """Ask the C library to keep freed memory for the next step, instead of returning it to the system after each one.
 
     The activations of a step are the size of those of the step before. Mapping their pages again took a fifth of the forward
-    and backward pass of a residual network. Does nothing where the C library is not glibc. The peak of memory is the same.
+    and backward pass of a residual network. Does nothing where the C library is not glibc.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         library = ctypes.CDLL(None)
