@@ -584,8 +584,8 @@ MUTANTS = [
     # several ranks
     Mutant(
         "scale/shards.py",
-        "packed = self._early.pop(self.waited_for)",
-        "packed = self._early.pop(max(self._early))",
+        "for packed in offered.take([json.loads(report) for report in reports]):",
+        "for packed in [*offered.take([json.loads(report) for report in reports])][::-1]:",
         ("tests/scale/test_shards.py::test_results_are_those_of_one_process_in_order",),
         "rows in the order of arrival",
     ),
