@@ -49,6 +49,7 @@ JUSTIFIED: dict[str, dict[str, str]] = {
         "torch.from_numpy(context.mechanism.sample(len(context.labels), step))": SECRET,
         "torch.tensor([context.first_stored, context.first_stored + len(context.images)])": INDICES,
         "torch.searchsorted(batch, stored).tolist()": INDICES,
+        "torch.cat([batch[:0], *(batch[part.start:part.stop] for part in parts)]).numpy()": INDICES,
         "int(min(size, most))": NUMBER,
         "torch.Generator()": PROBE,
         "torch.rand((large, context.method.views.count, *shape), generator=generator)": PROBE,

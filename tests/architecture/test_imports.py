@@ -59,6 +59,7 @@ PILLARS = (
     *("models/check", "models/cnn", "models/resnet"),
     *("views/gaussian", "views/original", "views/smoothadv"),
     *("training/curve", "training/provenance", "training/step"),
+    *("scale/environment", "scale/session", "scale/tasks"),
     "store/durable",
 )
 # A file may import files of its folder that import none of it themselves. These join more than that:
@@ -71,7 +72,6 @@ JOINTS = {
     "gradients/choose",  # both engines
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
-    "scale/shards",  # items of work for the ranks of a world
     "data/registry",  # names to readers
     "data/items",  # checks the items of a map-style dataset with all readers and digests of records
     "data/dataset",  # every kind of data as one data set
@@ -86,10 +86,6 @@ JOINTS = {
     "store/opened",  # all checks on the way from files to figures
     "training/loop",  # steps, state, curve
     "training/lifecycle",  # begins, resumes and ends a run: ledger, checkpoints, memory of what was seen
-    "scale/executors",  # tasks in child processes
-    "scale/ray_worker",  # the same on a node, after its checks
-    "scale/ray_bridge",  # submits that to Ray
-    "scale/placement",  # names to executors
     "training/ranks",  # how other ranks follow what rank 0 has begun: its lifecycle and state
     "training/audit",  # trains with the loop
 }
@@ -100,6 +96,7 @@ JOINED_FOLDERS = {
     "release",
     "paper",
     "cli",
+    "scale",
 }  # nothing but joints; cycles are refused there too
 
 

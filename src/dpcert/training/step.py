@@ -75,7 +75,7 @@ def private_step(context: StepContext, step: int) -> Tensor:
     memory at once, and the number of ranks change the result only by rounding. Returns the noised mean gradient.
     All ranks draw the same batch; each sums its share. Rank 0 adds the noise, and all ranks use its result, bit for bit.
     """
-    batch = torch.from_numpy(context.mechanism.sample(len(context.labels), step))
+    batch = _batch_of(context, step)
     share = _unless_a_rank_stops(context, lambda: clipped_sum(context, batch, step, context.physical_batch))
     clipped = context.world.sum(share)
     gradient = context.world.from_first(lambda: context.mechanism.release(clipped, step), like=clipped.value)
@@ -100,9 +100,14 @@ def clipped_sum(context: StepContext, batch: Tensor, step: int, rows: int) -> Cl
 
 def records_of_step(context: StepContext, step: int) -> np.ndarray:
     """Return the records that this rank reads in a step, in increasing order."""
-    batch = context.mechanism.sample(len(context.labels), step)
-    parts = _share(context, torch.from_numpy(batch), _part_sizes(context, context.physical_batch))
-    return np.concatenate([batch[:0], *(batch[part.start : part.stop] for part in parts)])
+    batch = _batch_of(context, step)
+    parts = _share(context, batch, _part_sizes(context, context.physical_batch))
+    return torch.cat([batch[:0], *(batch[part.start : part.stop] for part in parts)]).numpy()
+
+
+def _batch_of(context: StepContext, step: int) -> Tensor:
+    """Return the records of a step, in increasing order: the same on every rank."""
+    return torch.from_numpy(context.mechanism.sample(len(context.labels), step))
 
 
 def _share(context: StepContext, batch: Tensor, sizes: tuple[int, int]) -> list[Part]:
