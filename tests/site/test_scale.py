@@ -19,7 +19,8 @@ def blocks(language: str) -> list[str]:
 
 
 def command_lines() -> list[list[str]]:
-    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    shown = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    lines = [line for line in shown if not line.startswith("pip ")]
     lines += [line.removeprefix("srun ") for block in blocks("bash") for line in block.splitlines() if line.startswith("srun ")]
     words = [shlex.split(line, comments=True) for line in lines]
     containers = [c for block in blocks("yaml") for c in yaml.safe_load(block)["spec"]["template"]["spec"]["containers"]]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,8 @@ from dpcert.gradients.choose import choose
 from dpcert.gradients.engine import Clip
 from dpcert.privacy.clipping import Flat
 from dpcert.rng import POSITIONS_PER_BLOCK
-from dpcert.training.step import StepContext, _part_sizes, _parts, small_parts_change_no_bit
+from dpcert.scale.world import World
+from dpcert.training.step import StepContext, _part_sizes, _parts, records_of_step, small_parts_change_no_bit
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,24 @@ def test_small_parts_are_used_only_where_they_change_no_bit(honest):
     model, images = dpcert.build_model("linear"), torch.rand(4, 1, 28, 28)
     problem = StepContext(model, images, torch.zeros(4), method, Clip(Flat(), 0.1), (Engine(honest),), mechanism, None, 480)
     assert small_parts_change_no_bit(problem) is honest
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("drawn", [[], [7], list(range(0, 900, 2))])
+def test_the_ranks_read_each_record_of_a_step_once(ranks, drawn):
+    """Together the whole batch, and no record twice: images that are read ahead are those that the rank needs."""
+    method, batch = dpcert.method("dp-gaussian", copies=2), np.array(drawn, dtype=np.int64)
+    plan = SimpleNamespace(every_phase=[SimpleNamespace(batch_size=512)])
+    mechanism = SimpleNamespace(plan=plan, sample=lambda records, step: batch)
+    shares = []
+    for rank in range(ranks):
+        images, labels = torch.rand(4, 1, 28, 28), torch.zeros(1000)
+        context = StepContext(
+            dpcert.build_model("linear"), images, labels, method, Clip(Flat(), 0.1), (Engine(True),), mechanism, None, 480
+        )
+        shares.append(records_of_step(replace(context, world=World(rank, ranks), workers=ranks), 0))
+    assert all((np.diff(share) > 0).all() for share in shares)
+    assert sorted(np.concatenate(shares).tolist()) == drawn
 
 
 def test_small_parts_change_no_bit_of_the_papers_cnn_here():
