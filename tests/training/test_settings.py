@@ -72,7 +72,13 @@ def test_every_key_belongs_to_one_section_and_python_knows_all_of_them():
         if key in (explicit := inspect.signature(dpcert.train).parameters):  # one default, not two
             assert explicit[key].default == default, key
     assert Config(train=TrainConfig(epochs=1)).settings().train.epochs == 1
-    assert {"train.physical_batch", "train.device", "train.threads", "gradients.engine", "gradients.checkpointing"} == SPEED_KEYS
+    assert {
+        "train.physical_batch",
+        "train.device",
+        "train.threads",
+        "gradients.engine",
+        "gradients.checkpointing",
+    } == SPEED_KEYS
 
 
 def test_a_key_that_does_not_exist_is_a_clear_value_error(tmp_path):
