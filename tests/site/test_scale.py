@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 
 from dpcert.cli.app import app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text().replace("\\\n", "")  # long lines go on
 
 
 def blocks(language: str) -> list[str]:
