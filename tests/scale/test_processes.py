@@ -119,7 +119,7 @@ def test_killed_and_interrupted_a_run_goes_on_with_any_number_of_processes(folde
     assert steps_in_checkpoint(RunDirectory(out)) % 100 > 0  # saved at the stop request, not at the end of a block
     process = start(folder, out, "--processes", "3")
     output, text = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 0 and errors(text) == [] and output.count("trained: ") == 1
+    assert process.returncode == 0 and errors(text) == [] and output.count("trained: ") == 1, text
     assert_alike(whole, out)
 
 
