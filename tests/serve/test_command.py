@@ -1,5 +1,6 @@
 """`dpcert serve` on the command line: one clear line for every wrong request, loopback by default, private data kept private."""
 
+import json
 import socket
 
 import numpy as np
@@ -163,3 +164,18 @@ def test_a_run_that_is_not_private_says_so(tmp_path):
     card = served(open_run(tmp_path / "run"), None, 100, Asked(100, 0.001), gallery=False).card
     assert not card.privacy.private and card.privacy.epsilon is None and "not private" in card.privacy.statement
     assert card.class_names is None and card.certification == [] and card.input_shape == [1, 8, 8]
+
+
+def test_a_run_on_custom_data_is_served(custom):
+    """Another shape, another number of classes, no certificates yet."""
+    from tests.serve.client import call as ask
+    from tests.serve.client import require_right
+    from tests.serve.test_limits import in_a_thread
+
+    run = open_run(custom)
+    body = json.dumps({"image": run.data.x_test[0].tolist()})
+    with in_a_thread(run=custom) as port:
+        answer = ask(port, "POST", "/predict?n=500", body).json
+        require_right(answer, n=500, sha256=run.model_sha256, classes=3, sigma=run.config.certification_sigma)
+        assert ask(port, "POST", "/attack?strength=0.5", body).json["distance"] <= 0.5
+        assert ask(port, "GET", "/gallery").status == 404 and ask(port, "GET", "/model").json["input_shape"] == [1, 8, 8]
