@@ -82,7 +82,8 @@ def test_answers_have_the_law_of_the_library_and_twins_do_not(service, digits, e
     assert min(p_values(ours, theirs)) > SURE
     assert p_values(counts_of_the_library(model, image, chosen, 0.55), theirs)[0] < SURE  # another sigma
     assert p_values(np.full(CALLS, ours[0]), theirs)[1] < SURE  # the same noise every time
-    evidence("S7", figure=f"{CALLS} answers have the library's law; no two equal requests share noise", trials=CALLS)
+    figure = f"{CALLS} equal requests have the library's law and vary as independent noise does"
+    evidence("S7", figure=figure, trials=CALLS, twin="another sigma, or the same noise every time: caught")
 
 
 def test_equal_requests_have_different_noise(service, digits):
