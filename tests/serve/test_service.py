@@ -197,8 +197,22 @@ def test_every_answer_forbids_what_the_page_does_not_need(service):
 
 
 def test_another_web_site_cannot_use_the_service_of_a_visitor(service, body):
-    assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site="cross-site").status == 403
-    assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site="same-origin").status == 200
+    for site in ("cross-site", "same-site"):
+        assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site=site).status == 403
+    for site in ("same-origin", "none"):
+        assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site=site).status == 200
+    for host in (
+        "elsewhere.example",
+        f"elsewhere.example:{service.port}",
+        "127.0.0.1.elsewhere.example",
+        "localhost.",
+        "",
+        "[::1",
+    ):
+        answer = service.call("GET", "/gallery/0", Host=host)  # a name of another site that leads to this machine
+        assert answer.status == 403 and "the host is" in answer.json["error"], host
+    for host in ("localhost", f"LOCALHOST:{service.port}", "127.0.0.1:80", "[::1]:8000", "[::1]"):
+        assert service.call("GET", "/gallery/0", Host=host).status == 200
 
 
 def test_the_log_has_a_line_for_each_request_and_no_image(service, body):
