@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpcert.certification.operator_norm import operator_norm
 from dpcert.errors import ModelError
+from dpcert.operator_norm import operator_norm
 
 
 def norm(layer: nn.Module, shape: tuple[int, ...], scale: torch.Tensor | None = None) -> float:
