@@ -110,6 +110,11 @@ class NoisyModel(nn.Module):
             shape = list(rows.shape[1:])
             raise ModelError(f"a row has the shape {shape}, must be {list(self.input_shape)}, or {list(packed)} with noise")
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return A x + c for images ``[n, *input_shape]``: the hidden values without noise."""
+        flat = x.flatten(1)
+        return self._hidden(torch.unflatten(flat, 1, self._first_takes), torch.zeros_like(flat[:, :1]))
+
     def _hidden(self, x: Tensor, zero: Tensor) -> Tensor:
         """Return A x + c. `zero` is a column of zeros, one per row."""
         product: Tensor = self.first(x)
