@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 from .._validate import finite_in
 from ..errors import ConfigError, ModelError
-from ..models.noisy import NoisyModel
+from ..models.noisy import NoisyModel, normalized_kernel
 from ..operator_norm import Geometry, norm_of_weight
 from ..rng import Purpose
 from .bounds import certified_radius
 from .smooth import Counter
 
 INPUT, HIDDEN, BOTH = "input", "hidden", "both"
+PLACES = {HIDDEN: "noise after the first layer", BOTH: "noise on the image and after the first layer"}
 _DIGITS = Context(prec=9, rounding=ROUND_CEILING)  # of a norm: another machine, which rounds differently, finds the same
 _DOWN = 1.0 - 2.0**-48  # the products and roots below have a smaller error
 
@@ -111,17 +112,16 @@ def stored_smoothing(sigma: float, facts: dict[str, Any] | None) -> Smoothing:
 
 def smoothing_of(model: NoisyModel) -> Smoothing:
     """Return the law of the noise inside a model, from its weights."""
-    plain = model.folded().cpu()
-    kernel, scales = plain.first.weight.detach(), plain.scales
-    return Smoothing(
-        float(plain.input_scale), rounded_up(norm_of_weight(kernel, plain.geometry, scales)), plain.geometry, model.normalize
-    )
+    weight, scales = model.first.weight.detach().cpu(), model.scales.cpu()
+    return law_of_layer(weight, scales, float(model.input_scale), model.geometry, normalized=model.normalize)
 
 
-def rounded_up(norm: Tensor) -> float:
-    """Return a norm with nine digits, not smaller than it was."""
-    value = float(norm)
-    return float(_DIGITS.create_decimal(Decimal(value))) if math.isfinite(value) else value
+def law_of_layer(weight: Tensor, scales: Tensor, input_scale: float, geometry: Geometry, *, normalized: bool) -> Smoothing:
+    """Return the law of noise with `scales` after a layer with this weight, and with `input_scale` on the image."""
+    kernel = normalized_kernel(weight, scales, geometry) if normalized else weight
+    norm = float(norm_of_weight(kernel, geometry, scales))
+    rounded_up = float(_DIGITS.create_decimal(Decimal(norm))) if math.isfinite(norm) else norm
+    return Smoothing(input_scale, rounded_up, geometry, normalized)
 
 
 def law_for(model: nn.Module, sigma: float | None, smoothing: Smoothing | None) -> Smoothing:
