@@ -38,6 +38,8 @@ def operator_norm(layer: nn.Module, input_shape: tuple[int, ...], scale: Tensor 
 
 def norm_of_weight(weight: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
     """Return `operator_norm` of the layer with this weight and geometry."""
+    if weight.ndim != (4 if geometry else 2):
+        raise ModelError(f"the weight has {weight.ndim} dimensions, which does not fit the geometry {geometry}")
     kernel = _scaled(weight.double(), scale)
     norms = _spectral(_blocks(kernel, geometry)[0])
     return norms.max() + _ROUNDING * kernel.abs().sum()

@@ -33,6 +33,7 @@ from .smooth import Counter
 INPUT, HIDDEN, BOTH = "input", "hidden", "both"
 PLACES = {HIDDEN: "noise after the first layer", BOTH: "noise on the image and after the first layer"}
 _DIGITS = Context(prec=9, rounding=ROUND_CEILING)  # of a norm: another machine, which rounds differently, finds the same
+_LARGEST_SIDE = 4096  # of an image; a larger one in a file is damage, and would take all memory
 _DOWN = 1.0 - 2.0**-48  # the products and roots below have a smaller error
 
 
@@ -83,12 +84,7 @@ class Smoothing:
     @property
     def in_words(self) -> str:
         """The law in a few words."""
-        place = {
-            INPUT: "",
-            HIDDEN: "noise after the first layer, worth ",
-            BOTH: "noise on the image and after the first layer, worth ",
-        }
-        return f"{place[self.site]}sigma {self.sigma:g}"
+        return f"{PLACES[self.site]}, worth sigma {self.sigma:g}" if self.site in PLACES else f"sigma {self.sigma:g}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -102,12 +98,21 @@ def stored_smoothing(sigma: float, facts: dict[str, Any] | None) -> Smoothing:
     if facts is None:
         return Smoothing(sigma)
     geometry = tuple(tuple(int(size) for size in part) for part in facts["geometry"])
+    if geometry and ([len(part) for part in geometry] != [2, 2, 2, 2, 1] or not _is_possible(geometry)):
+        raise ConfigError(f"the geometry of the noisy layer is {geometry}, which is impossible")
     law = Smoothing(float(facts["input_scale"]), float(facts["whitened_norm"]), geometry, bool(facts["normalized"]))
     if law.site != facts["site"] or not math.isclose(law.sigma, sigma, rel_tol=1e-12):
         raise ConfigError(
             f"the smoothing law is worth sigma {law.sigma:.9g} at {law.site}, stated are {sigma:.9g} at {facts['site']}"
         )
     return law
+
+
+def _is_possible(geometry: Geometry) -> bool:
+    size, paddings, *others = geometry
+    return all(0 <= p <= _LARGEST_SIDE for p in paddings) and all(
+        1 <= n <= _LARGEST_SIDE for part in (size, *others) for n in part
+    )
 
 
 def smoothing_of(model: NoisyModel) -> Smoothing:
