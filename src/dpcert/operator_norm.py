@@ -38,8 +38,6 @@ def operator_norm(layer: nn.Module, input_shape: tuple[int, ...], scale: Tensor 
 
 def norm_of_weight(weight: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
     """Return `operator_norm` of the layer with this weight and geometry; NaN if the weight is not finite."""
-    if weight.ndim != (4 if geometry else 2):
-        raise ModelError(f"the weight has {weight.ndim} dimensions, which does not fit the geometry {geometry}")
     kernel = _scaled(weight.double(), scale)
     if not bool(torch.isfinite(kernel).all()):
         return torch.full((), math.nan, dtype=torch.float64)
@@ -102,6 +100,8 @@ def _paddings(layer: nn.Conv2d) -> tuple[int, ...]:
 
 def _blocks(kernel: Tensor, geometry: Geometry) -> tuple[Tensor, tuple[int, int]]:
     """Return the block-diagonal form ``[blocks, out, in]``: for each group all frequencies of its grid, row by row."""
+    if kernel.ndim != (4 if geometry else 2):
+        raise ModelError(f"the weight has {kernel.ndim} dimensions, which does not fit the geometry {geometry}")
     if not geometry:
         return kernel.unsqueeze(0), (1, 1)
     size, paddings, stride, dilation, (groups,) = geometry

@@ -23,14 +23,17 @@ def law_follows(files: PublicFiles, entry: dict[str, Any], config: Config, ledge
     stated = stored_smoothing(entry["sigma"], entry["smoothing"])
     if MODEL not in files.content:
         raise NotCheckedError(f"it needs the noisy layer of {MODEL}, which is missing")
-    where = _geometry_follows(stated, config, ledger)
     tensors = parse_model(files.bytes_of(MODEL), MODEL)[0]
     needed = ("first.weight", "scales", "input_scale")
     missing = [name for name in needed if name not in tensors]
     if missing:
         raise VerifyError(f"the model has no {', '.join(missing)}, so it has no noisy layer")
     weight, scales, input_scale = (tensors[name] for name in needed)
-    found = law_of_layer(weight, scales, float(input_scale), stated.geometry, normalized=stated.normalized)
+    where = _geometry_follows(stated, tuple(weight.shape), config, ledger)
+    try:
+        found = law_of_layer(weight, scales, float(input_scale), stated.geometry, normalized=stated.normalized)
+    except RuntimeError as error:  # untrusted shapes
+        raise VerifyError(f"the noisy layer does not fit the stated geometry {stated.geometry}") from error
     if found.site != stated.site or found.input_scale != stated.input_scale:
         raise VerifyError(f"the weights have noise at {found.site} ({found.input_scale:g}), stated is {stated.site}")
     if not math.isclose(found.whitened_norm or 0.0, stated.whitened_norm or 0.0, rel_tol=_CLOSE):
@@ -38,13 +41,15 @@ def law_follows(files: PublicFiles, entry: dict[str, Any], config: Config, ledge
     return f"whitened norm {stated.whitened_norm:.6g} computed from the weights, {where}; {stated.in_words}"
 
 
-def _geometry_follows(stated: Smoothing, config: Config, ledger: Ledger) -> str:
-    """Check stride, padding and image size of the noisy layer, which the norm depends on."""
-    if config.model.name not in MODELS:
-        return f"with the geometry of its .json ({config.model.name} is a custom model)"
+def _geometry_follows(stated: Smoothing, weight: tuple[int, ...], config: Config, ledger: Ledger) -> str:
+    """Check stride, padding, groups and image size of the noisy layer, which the norm depends on."""
     shape = recorded_shape(config, ledger)
     if shape is None:
         return f"with the geometry of its .json (neither {CONFIG} nor the ledger states the size of the images)"
+    if stated.geometry and (stated.geometry[0], stated.geometry[-1][0] * weight[1]) != (shape[1:], shape[0]):
+        raise VerifyError(f"the stated geometry {stated.geometry} does not fit images of {shape} and a weight of {weight}")
+    if config.model.name not in MODELS:
+        return f"with stride and padding of its .json ({config.model.name} is a custom model)"
     model = config.model_spec().bare(shape, recorded_classes(ledger))
     if not isinstance(model, NoisyModel):
         raise VerifyError(f"model {config.model.name} of {CONFIG} has no noise inside")
