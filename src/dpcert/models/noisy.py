@@ -95,13 +95,18 @@ class NoisyModel(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits of images or of packed rows. Zeros are appended, so that an image has noise 0; both take the same way."""
+        x, noise, zero = self.parts(rows)
+        logits: Tensor = self.rest(self.affine(x, zero) + noise)
+        return logits
+
+    def parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the images, the noise on the hidden values, and a column of zeros."""
         self._require_shape(rows)
         d, m = self.image_size, self.noise_size
         padded = F.pad(rows.flatten(1), (0, m + 1))
         x, noise, zero = padded[:, :d], padded[:, d : d + m], padded[:, -1:]
-        noise = torch.unflatten(noise, 1, self.hidden_shape) * self._spread(self.scales)
-        logits: Tensor = self.rest(self._hidden(torch.unflatten(x, 1, self._first_takes), zero) + noise)
-        return logits
+        scaled = torch.unflatten(noise, 1, self.hidden_shape) * self._spread(self.scales)
+        return torch.unflatten(x, 1, self._first_takes), scaled, zero
 
     def _require_shape(self, rows: Tensor) -> None:
         """Refuse other shapes: the first values of a larger image would pass for an image, and the others for noise."""
@@ -113,14 +118,17 @@ class NoisyModel(nn.Module):
     def hidden(self, x: Tensor) -> Tensor:
         """Return A x + c for images ``[n, *input_shape]``: the hidden values without noise."""
         flat = x.flatten(1)
-        return self._hidden(torch.unflatten(flat, 1, self._first_takes), torch.zeros_like(flat[:, :1]))
+        return self.affine(torch.unflatten(flat, 1, self._first_takes), torch.zeros_like(flat[:, :1]))
 
-    def _hidden(self, x: Tensor, zero: Tensor) -> Tensor:
+    def affine(self, x: Tensor, zero: Tensor) -> Tensor:
         """Return A x + c. `zero` is a column of zeros, one per row."""
-        product: Tensor = self.first(x)
-        if self.normalize:
-            product = product / self._norm(zero).reshape(-1, *[1] * len(self.hidden_shape))
+        product: Tensor = self.first(x) / self.divisor(zero) if self.normalize else self.first(x)
         return product + self.shift
+
+    def divisor(self, zero: Tensor) -> Tensor:
+        """Return what the kernel is divided by, for each row: ones if it is not normalized."""
+        norm = self._norm(zero) if self.normalize else zero[:, 0] + 1.0
+        return norm.reshape(-1, *[1] * len(self.hidden_shape))
 
     def _norm(self, zero: Tensor) -> Tensor:
         """Return the divisor of the kernel for each row: ``rms(scales) * <G, kernel>``.

@@ -30,6 +30,7 @@ from ..privacy.accounting import compose, gaussian_epsilon
 from ..privacy.audit import LowerBound, guess_lower_bound, lower_bound
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism, Plan, opening_facts
+from ..privacy.unbounded import UNBOUNDED
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from .loop import Run, fit
@@ -105,8 +106,10 @@ def one_step(
 
 def require_a_promise(method: Method) -> None:
     """Refuse to audit a method without a privacy guarantee."""
-    if method.clip_rule.name == "none":
-        raise ConfigError(f"method {method.name} does not clip: it has no privacy guarantee to audit; choose another")
+    if method.clip_rule.name in UNBOUNDED:
+        raise ConfigError(
+            f"method {method.name} does not clip and noise each gradient: it has no privacy guarantee to audit; choose another"
+        )
 
 
 class _Game:
