@@ -94,7 +94,7 @@ JUSTIFIED: dict[str, dict[str, str]] = {
     },
     "certification/smooth": {
         "int(selection.argmax())": COUNTED,
-        "int(counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)[selected])": COUNTED,
+        "int(votes[selected])": COUNTED,
         "int(c)": COUNTED,
         "int(votes[first])": COUNTED,
         "int(votes[second])": COUNTED,

@@ -72,6 +72,7 @@ JOINTS = {
     "gradients/traced",  # the same rules on the trace of a custom forward
     "gradients/checkpointed",  # the trace, one segment at a time
     "gradients/choose",  # both engines
+    "certification/laws",  # the law's number from the bound, and its counters
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
     "data/registry",  # names to readers

@@ -315,8 +315,8 @@ WIDER = [
     ),
     Mutant(
         "cli/certify.py",
-        "Request(chosen, n0, n, alpha, fresh_noise, skips)",
-        "Request(chosen, n0, n, alpha, skips, fresh_noise)",
+        "Request.under(run.smoothing(sigma), n0, n, alpha, fresh_noise, skips)",
+        "Request.under(run.smoothing(sigma), n0, n, alpha, skips, fresh_noise)",
         (f"{COMMANDS}::test_robust_at_a_radius",),
         "two options are exchanged",
     ),

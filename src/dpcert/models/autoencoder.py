@@ -33,13 +33,13 @@ class Reconstructing(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """``[n, classes + 1]``."""
-        x, noise, zero = self.model.parts(rows)
-        z = self.model.affine(x, zero) + noise
-        column = self._slope(x, F.hardtanh(z), self.model.divisor(zero))
+        x, noise, zero = self.model.split(rows)
+        z = self.model.linear(x, zero) + self.model.shift + noise
+        column = self._slope(x, F.hardtanh(z), zero)
         return torch.cat([self.model.rest(z), column], dim=1)
 
-    def _slope(self, x: Tensor, hidden: Tensor, divisor: Tensor) -> Tensor:
-        first = self.model.first
+    def _slope(self, x: Tensor, hidden: Tensor, zero: Tensor) -> Tensor:
+        first, divisor = self.model.first, self.model.divisor(zero)
         residual = tied_residual(x, hidden, first.weight, divisor, list(first.stride), list(first.padding))
-        product: Tensor = (first(residual) / divisor * hidden).flatten(1)
+        product: Tensor = (self.model.linear(residual, zero) * hidden).flatten(1)
         return product.sum(1, keepdim=True) * (-2.0 / self.model.image_size)

@@ -94,19 +94,19 @@ class NoisyModel(nn.Module):
         return torch.cat([images, inner], dim=-1)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Logits of images or of packed rows. Zeros are appended, so that an image has noise 0; both take the same way."""
-        x, noise, zero = self.parts(rows)
-        logits: Tensor = self.rest(self.affine(x, zero) + noise)
+        """Logits of images or of packed rows."""
+        x, noise, zero = self.split(rows)
+        logits: Tensor = self.rest(self.linear(x, zero) + self.shift + noise)
         return logits
 
-    def parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the images, the noise on the hidden values, and a column of zeros."""
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the images (as the first layer takes them), the noise ``scales * e``, and a zero for each row."""
         self._require_shape(rows)
         d, m = self.image_size, self.noise_size
-        padded = F.pad(rows.flatten(1), (0, m + 1))
+        padded = F.pad(rows.flatten(1), (0, m + 1))  # an image has noise 0: both kinds of rows take the same way
         x, noise, zero = padded[:, :d], padded[:, d : d + m], padded[:, -1:]
-        scaled = torch.unflatten(noise, 1, self.hidden_shape) * self._spread(self.scales)
-        return torch.unflatten(x, 1, self._first_takes), scaled, zero
+        noise = torch.unflatten(noise, 1, self.hidden_shape) * self._spread(self.scales)
+        return torch.unflatten(x, 1, self._first_takes), noise, zero
 
     def _require_shape(self, rows: Tensor) -> None:
         """Refuse other shapes: the first values of a larger image would pass for an image, and the others for noise."""
@@ -117,16 +117,16 @@ class NoisyModel(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return A x + c for images ``[n, *input_shape]``: the hidden values without noise."""
-        flat = x.flatten(1)
-        return self.affine(torch.unflatten(flat, 1, self._first_takes), torch.zeros_like(flat[:, :1]))
+        images, _, zero = self.split(x)
+        return self.linear(images, zero) + self.shift
 
-    def affine(self, x: Tensor, zero: Tensor) -> Tensor:
-        """Return A x + c. `zero` is a column of zeros, one per row."""
-        product: Tensor = self.first(x) / self.divisor(zero) if self.normalize else self.first(x)
-        return product + self.shift
+    def linear(self, x: Tensor, zero: Tensor) -> Tensor:
+        """Return A x for images and zeros of `split`."""
+        product: Tensor = self.first(x)
+        return product / self.divisor(zero) if self.normalize else product
 
     def divisor(self, zero: Tensor) -> Tensor:
-        """Return what the kernel is divided by, for each row: ones if it is not normalized."""
+        """Return what the kernel is divided by, for each row of `zero`, with the dimensions of the hidden values."""
         norm = self._norm(zero) if self.normalize else zero[:, 0] + 1.0
         return norm.reshape(-1, *[1] * len(self.hidden_shape))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..certification.bounds import confidence_interval
 from ..certification.heads import Headed, headed, share
+from ..certification.laws import Smoothing
 from ..certification.metrics import (
     average_certified_radius,
     certified_accuracy,
@@ -32,7 +33,7 @@ from ..scale.world import ALONE, World
 from ..store.durable import read_checked_json, read_file, write_checked_json
 from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
-from ..store.records import AnyExampleRow, CertificateRow, RobustRow, read_rows
+from ..store.records import AnyExampleRow, CertificateRow, InnerNoiseRow, RobustRow, read_rows
 from ..store.runs import CERTIFICATES, ROBUST, SKIPPED, rows_stem
 from ..training.curve import accuracy
 from .config import Config
@@ -72,10 +73,10 @@ class CertifyRequest:
         return replace(self, how=replace(self.how, together=self.count(size))) if self.simultaneous else self
 
 
-def request_of(config: Config) -> CertifyRequest:
-    """The certification a config asks for."""
-    wanted = config.certify
-    how = Request(config.certification_sigma, wanted.n0, wanted.n, wanted.alpha, wanted.fresh_noise, wanted.skip_misclassified)
+def request_of(config: Config, law: Smoothing | None = None) -> CertifyRequest:
+    """The certification a config asks for; `law` is that of the model, if it is known."""
+    wanted, law = config.certify, law or Smoothing(config.certification_sigma)
+    how = Request.under(law, wanted.n0, wanted.n, wanted.alpha, wanted.fresh_noise, wanted.skip_misclassified)
     return CertifyRequest(how, wanted.examples, wanted.seed)
 
 
@@ -225,7 +226,8 @@ def _jobs(tasks: list[_Task]) -> list[_Job]:
     keys: dict[Any, bytes] = {}
     jobs = []
     for place, task in enumerate(tasks):
-        parts = headed(task.run.model, task.x) if len(tasks) > 1 else None
+        may_share = len(tasks) > 1 and task.request.how.smoothing is None  # a shared trunk has no noise inside
+        parts = headed(task.run.model, task.x) if may_share else None
         kind = (place if parts is None else parts.sha256, task.request)
         jobs.append(_Job(place, task, parts, keys.setdefault(kind, secret_key())))
     return jobs
@@ -384,7 +386,7 @@ def _existing_rows(
     Each other (n0, n, alpha) at the same sigma has a separate file.
     """
     how, run = request.how, task.run
-    stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
+    stem = rows_stem(word, how.sigma, of_validation=request.split == "validation", tag=how.law.tag)
     stem += "" if radius is None else f"-r{radius:g}"
     stem += ("-fresh" if how.fresh_noise else "") + (SKIPPED if how.skip_misclassified else "")
     stem += "" if how.together is None else f"-simultaneous{how.together}"
@@ -459,8 +461,19 @@ def _figures(rows: list[CertificateRow], task: _Task, file: Path) -> dict[str, A
         "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
         "certified_accuracy_interval": {f"{r:.2f}": [e.low, e.high] for r, e in at.items()},
         "abstained": sum(row.predict == -1 for row in rows),
+        **_of_pixeldp(rows, list(at)),
         "file": file.name,
     }
+
+
+def _of_pixeldp(rows: list[CertificateRow], radii: list[float]) -> dict[str, Any]:
+    """The same figures by PixelDP's bound, for rows that have it."""
+    native = [row for row in rows if isinstance(row, InnerNoiseRow)]
+    if not native:
+        return {}
+    radius, correct = np.array([row.radius_pixeldp for row in native]), np.array([bool(row.correct) for row in native])
+    shares = {f"{r:.2f}": certified_accuracy(radius, correct, r).value for r in radii if r > 0.0}
+    return {"pixeldp": {"acr": average_certified_radius(radius, correct).value, "certified_accuracy": shares}}
 
 
 def _subset_in_words(indices: list[int], labels: Tensor, split: str) -> str:

@@ -70,17 +70,25 @@ def is_papers(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) ->
 
 def _is_plain(entry: dict[str, Any]) -> bool:
     special = entry.get("fresh_noise") or entry.get("skip_misclassified") or entry.get("alpha_is") == "simultaneous"
-    return not special
+    return not special and not has_inner_noise(entry)
+
+
+def has_inner_noise(entry: Mapping[str, Any]) -> bool:
+    """Whether a certification has another smoothing law than noise on the image."""
+    return entry.get("smoothing") is not None
 
 
 def certification_at(entries: Sequence[dict[str, Any]], sigma: Any) -> dict[str, Any] | None:
     """The main certification of the test set at `sigma`: the paper's settings first, then other plain ones, then special ones.
 
-    Ties go to the one with more votes, so that a later quick check does not replace it.
+    One with the noise inside the model comes before all with noise on the image. Ties go to the one with more votes, so that
+    a later quick check does not replace it.
     """
 
     def place(entry: dict[str, Any]) -> tuple[Any, ...]:
-        return not is_papers(entry, entry["sigma"]), not _is_plain(entry), -entry["n"], entry["alpha"], entry["file"]
+        alike = {**entry, "smoothing": None}
+        votes = (not is_papers(alike, entry["sigma"]), not _is_plain(alike), -entry["n"], entry["alpha"], entry["file"])
+        return not has_inner_noise(entry), *votes
 
     of_test = [entry for entry in entries if entry["split"] == "test" and _same_sigma(entry["sigma"], sigma)]
     return min(of_test, key=place, default=None)
@@ -92,7 +100,13 @@ def _same_sigma(one: Any, other: Any) -> bool:
 
 
 def main_sigma(metrics: Mapping[str, Any], certification_sigma: Any) -> Any:
-    """The main sigma of a run: that of its noisy views or, without noisy views, the certification sigma of its config."""
+    """The main sigma of a run: that of its noisy views or, without noisy views, the certification sigma of its config.
+
+    For a model with noise inside, what that noise is worth.
+    """
+    inner = [entry["sigma"] for entry in metrics.get("certification", ()) if has_inner_noise(entry)]
+    if inner:
+        return inner[0]
     trained = metrics.get("sigma_train")
     return trained if _number(trained) else certification_sigma
 
@@ -161,7 +175,8 @@ def _plain_name(value: Any) -> bool:
 def _certification_checks(entry: Any) -> dict[str, Check]:
     """An entry identifies its images by the size of the test set; older entries use a stride."""
     named_by = "stride" if isinstance(entry, dict) and "size" not in entry else "size"
-    return {**_CERTIFICATION, named_by: _positive}
+    inner = _OF_INNER_NOISE if isinstance(entry, dict) and "smoothing" in entry else {}
+    return {**_CERTIFICATION, named_by: _positive, **inner}
 
 
 _METRICS: dict[str, Check] = {
@@ -207,3 +222,4 @@ _CERTIFICATION: dict[str, Check] = {
     "abstained": _count,
     "file": _plain_name,
 }
+_OF_INNER_NOISE: dict[str, Check] = {"smoothing": lambda value: isinstance(value, dict) and _text(value.get("site"))}

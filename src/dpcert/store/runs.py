@@ -30,10 +30,10 @@ def is_of_validation(name: str) -> bool:
     return _VALIDATION in name
 
 
-def rows_stem(kind: str, sigma: float, *, of_validation: bool = False) -> str:
-    """The start of the name of a row file: its kind, the split unless it is the test set, and sigma."""
+def rows_stem(kind: str, sigma: float, *, of_validation: bool = False, tag: str = "") -> str:
+    """The start of the name of a row file: its kind, the split unless it is the test set, the law's `tag`, and sigma."""
     digits = f"{sigma:.2f}" if math.isclose(round(sigma, 2), sigma) else f"{sigma:g}"
-    return f"{kind}{_VALIDATION if of_validation else ''}-sigma{digits}"
+    return f"{kind}{_VALIDATION if of_validation else ''}-{tag}sigma{digits}"
 
 
 def sidecar_of(rows: str) -> str:
