@@ -147,6 +147,7 @@ class Row:
     clip: str
     source: str
     cost: float
+    system: str | None = None  # the `model.system` that the method needs
 
     @property
     def keeps_original(self) -> bool:
@@ -170,12 +171,14 @@ METHODS: dict[str, Row] = {
 }
 
 PRIOR: dict[str, Row] = {
-    "pixeldp": Row("inner", "none", "flat", "Lecuyer et al. 2019, trained with DP-SGD", 3.0),
-    "securesgd": Row("inner", "none", "flat", "Phan et al. 2019 (SecureSGD), sound", 3.0),
-    "dp-denoiser": Row("gaussian", "none", "flat", "Tang et al. (TransDenoiser), without its noise credit", 10.0),
-    "stobatch": Row("stobatch", "reconstruction", "flat", "Phan et al. 2020 (StoBatch), sound", 10.0),
-    "securesgd-as-published": Row("inneronce", "none", "batchmean", "Phan et al. 2019, as the released code trains", 3.0),
-    "stobatch-as-published": Row("stobatchonce", "reconstruction", "unperturbed", "Phan et al. 2020, as released", 10.0),
+    "pixeldp": Row("inner", "none", "flat", "Lecuyer et al. 2019, trained with DP-SGD", 3.0, "pixeldp"),
+    "securesgd": Row("inner", "none", "flat", "Phan et al. 2019 (SecureSGD), sound", 3.0, "securesgd"),
+    "dp-denoiser": Row("gaussian", "none", "flat", "TransDenoiser, without its noise credit", 10.0, "denoiser"),
+    "stobatch": Row("stobatch", "reconstruction", "flat", "Phan et al. 2020 (StoBatch), sound", 10.0, "stobatch"),
+    "securesgd-as-published": Row("inneronce", "none", "batchmean", "Phan et al. 2019, as released", 3.0, "securesgd"),
+    "stobatch-as-published": Row(
+        "stobatchonce", "reconstruction", "unperturbed", "Phan et al. 2020, as released", 10.0, "stobatch"
+    ),
 }
 ALL_METHODS = METHODS | PRIOR
 

@@ -30,9 +30,9 @@ class Denoiser(nn.Module):
 class Denoised(nn.Module):
     """classifier(denoiser(x)). Noise is added to x, so the certificate is that of plain input smoothing."""
 
-    def __init__(self, classifier: nn.Module, channels: int) -> None:
+    def __init__(self, classifier: nn.Module, channels: int, depth: int = DEPTH, width: int = WIDTH) -> None:
         super().__init__()
-        self.denoiser = Denoiser(channels)
+        self.denoiser = Denoiser(channels, depth, width)
         self.classifier = classifier
 
     def forward(self, x: Tensor) -> Tensor:

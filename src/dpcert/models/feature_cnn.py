@@ -3,7 +3,10 @@
 from torch import Tensor, nn
 
 from .cnn import cnn
-from .resnet import Standardize
+from .resnet import WIDTHS, ResNet, Standardize, resnet
+
+FEATURE_CNN = "feature-cnn"
+BACKBONES = (*WIDTHS, FEATURE_CNN)
 
 
 class FeatureCnn(nn.Module):
@@ -31,3 +34,11 @@ class FeatureCnn(nn.Module):
         """Logits ``[n, classes]`` of images in [0, 1]."""
         logits: Tensor = self.head(self.standardize(self.features(x)))
         return logits
+
+
+Backbone = ResNet | FeatureCnn
+
+
+def backbone(name: str, input_shape: tuple[int, int, int], classes: int) -> Backbone:
+    """Return a network that can be pretrained, by its name in `BACKBONES`."""
+    return FeatureCnn(input_shape, classes) if name == FEATURE_CNN else resnet(name, input_shape, classes)

@@ -131,8 +131,16 @@ def _with_noise(
         rest: nn.Module = AfterStem(network, offset, norm if clipped else math.inf)
         return NoisyModel(stem, rest, sigma * norm * relative, input_shape, input_scale=input_scale, normalize=False)
     assert isinstance(network, nn.Sequential)
-    rest = nn.Sequential(*([nn.Hardtanh()] if clipped else []), *list(network)[1:])
+    after = [_averaging(layer) for layer in list(network)[1:2]] + list(network)[2:]
+    rest = nn.Sequential(*([nn.Hardtanh()] if clipped else []), *after)
     return NoisyModel(first, rest, sigma * relative, input_shape, input_scale=input_scale)
+
+
+def _averaging(layer: nn.Module) -> nn.Module:
+    """Replace a maximum over noisy values, which finds the noise, by their mean, which reduces it."""
+    if isinstance(layer, nn.MaxPool2d):
+        return nn.AvgPool2d(layer.kernel_size, layer.stride, layer.padding)
+    return layer
 
 
 def _first_layer(network: nn.Module) -> nn.Conv2d | nn.Linear:
