@@ -1,7 +1,7 @@
 """Pretrain the packaged classifier `fashion-cnn`: the convolutions of the paper's CNN, on Fashion-MNIST, under noise.
 
-It is public with respect to MNIST: the frozen classifier behind MNIST's denoiser. `dpcert pretrain` refuses Fashion-MNIST, which
-is a private data set elsewhere, so that is left to this script. A run on Fashion-MNIST with these weights is refused.
+It is public with respect to MNIST: the frozen classifier behind MNIST's denoiser. `dpcert pretrain` refuses Fashion-MNIST,
+which is a private data set elsewhere, so that is left to this script. A run on Fashion-MNIST with these weights is refused.
 
 Usage:  python -m scripts.pretrain_fashion_cnn OUT.safetensors [EPOCHS]
 """
@@ -27,9 +27,7 @@ def main(out: Path, epochs: int) -> None:
     public = PublicImages(images, data.y_train.numpy(), np.zeros(len(images), np.int64), sketch(digests(images)), 0)
     about = {"data": "Fashion-MNIST (train)", "license": "MIT, Zalando", "data_sha256": sha256_hex(images.tobytes())}
     settings = Settings(model="feature-cnn", epochs=epochs, learning_rate=0.04, seed=0)
-    card = pretrain(
-        public, out, settings, about=about, progress=lambda done, total, **facts: print(done, total, facts, end="\r")
-    )
+    card = pretrain(public, out, settings, about=about, progress=lambda done, total, **facts: print(done, total, end="\r"))
     print("\naccuracy on held-out images:", card["accuracy"])
 
 

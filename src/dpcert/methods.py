@@ -175,10 +175,8 @@ PRIOR: dict[str, Row] = {
     "securesgd": Row("inner", "none", "flat", "Phan et al. 2019 (SecureSGD), sound", 3.0, "securesgd"),
     "dp-denoiser": Row("gaussian", "none", "flat", "TransDenoiser, without its noise credit", 10.0, "denoiser"),
     "stobatch": Row("stobatch", "reconstruction", "flat", "Phan et al. 2020 (StoBatch), sound", 10.0, "stobatch"),
-    "securesgd-as-published": Row("inneronce", "none", "batchmean", "Phan et al. 2019, as released", 3.0, "securesgd"),
-    "stobatch-as-published": Row(
-        "stobatchonce", "reconstruction", "unperturbed", "Phan et al. 2020, as released", 10.0, "stobatch"
-    ),
+    "securesgd-as-published": Row("inneronce", "none", "batchmean", "SecureSGD, as released", 3.0, "securesgd"),
+    "stobatch-as-published": Row("stobatchonce", "reconstruction", "unperturbed", "StoBatch, as released", 10.0, "stobatch"),
 }
 ALL_METHODS = METHODS | PRIOR
 

@@ -21,7 +21,7 @@ def pretrain(
         Path, typer.Option(metavar="FILE.safetensors", help="Weights file to write; the model card goes next to it as .md.")
     ],
     model: Annotated[
-        str, typer.Option(help="resnet-32 (0.73 M parameters), resnet-48 (1.6 M), or feature-cnn for small gray images (14 k).")
+        str, typer.Option(help="resnet-32 (0.73 M parameters), resnet-48 (1.6 M), or feature-cnn for small images (14 k).")
     ] = "resnet-32",
     epochs: Annotated[int, typer.Option(help="Passes over the public images.")] = 24,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 256,

@@ -115,7 +115,7 @@ def require_a_promise(method: Method) -> None:
 
 
 def audited_model(method: Method) -> nn.Module:
-    """Return the tiny model whose step is audited: a linear one, or that of the system the method needs (up to 1,000 weights)."""
+    """Return the tiny model whose step is audited: a linear one, or that of the system that the method needs."""
     row, shape = ALL_METHODS.get(method.name), (1, SIDE, SIDE)
     if row is None or row.system is None:
         return build_model("linear", input_shape=shape, classes=CLASSES, seed=0)
