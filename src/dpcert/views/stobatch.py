@@ -11,27 +11,28 @@ from torch.func import grad, vmap
 
 from .._validate import finite_in, integer_in
 from ..errors import ConfigError
+from ..models.noisy import NoisyModel
 from ..row_proof import proven_forward
 from .inner import drawn_once, noisy_model, packed, site_sizes
 
 Gradients = Callable[[Tensor, Tensor], Tensor]
-_KINDS = 3  # I-FGSM, MIM, PGD: a third of the copies each
+_KINDS, _MIM, _PGD = 3, 1, 2  # 0 is I-FGSM
 
 
 @dataclass(frozen=True)
 class StoBatch:
     """K noisy rows of x (noise at both sites), then K rows of adversarial images with the same noise.
 
-    Copy j is attacked by I-FGSM, MIM (momentum) or PGD (random start), in turn: `steps` steps along the sign of the gradient,
-    within [0, 1] and within an L-infinity ball of radius mu around x, mu uniform in (0, `size`]. The noise is held fixed during
-    the attack. A pure function of (model, x, y, noise).
+    A copy is attacked by I-FGSM, MIM (momentum) or PGD (random start), with probability 1/3 each: `steps` steps along the sign
+    of the gradient, within [0, 1] and within an L-infinity ball of radius mu around x, mu uniform in (0, `size`). The noise is
+    held fixed during the attack. A pure function of (model, x, y, noise).
     """
 
     sigma: float = 0.5
-    copies: int = 3
+    copies: int = 2
     keep_original: bool = False
     size: float = 0.1
-    steps: int = 3
+    steps: int = 2
     name: ClassVar[str] = "stobatch"
     shared: ClassVar[bool] = False  # one draw of Laplace noise for all examples and steps, as published
 
@@ -51,9 +52,9 @@ class StoBatch:
         return 2 * self.copies
 
     def noise_shape(self, model: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the noise of one copy: for both sites, for the start of PGD, and for mu."""
+        """The shape of the noise of one copy: for both sites, for the start of PGD, for mu and for the kind of the attack."""
         noisy = noisy_model(model, self.name)
-        return ((0 if self.shared else sum(site_sizes(noisy))) + noisy.image_size + 1,)
+        return ((0 if self.shared else sum(site_sizes(noisy))) + noisy.image_size + 2,)
 
     def view_shape(self, model: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of one view."""
@@ -63,30 +64,39 @@ class StoBatch:
     def __call__(self, model: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """``x [b, ...]``, standard normal ``noise [b, K, values]`` -> ``[b, 2 K, d + m]``."""
         noisy, images = noisy_model(model, self.name), x.flatten(1).unsqueeze(1)
-        values = noise.shape[-1] - images.shape[-1] - 1
-        sites, start, place = noise.split([values, images.shape[-1], 1], dim=-1)  # type: ignore[no-untyped-call]
+        values = noise.shape[-1] - images.shape[-1] - 2
+        sites, start, place = noise.split([values, images.shape[-1], 2], dim=-1)  # type: ignore[no-untyped-call]
         if self.shared:
             once = drawn_once(sum(site_sizes(noisy)), "laplace").to(x.device)
             sites = once.expand(*noise.shape[:2], -1)
         if len(x) == 0:
             return noise.new_empty((0, self.count, *self.view_shape(model, tuple(x.shape[1:]))))
-        radius = self.size * torch.special.ndtr(place)
-        moved = self._attacked(noisy, images, labels, sites, radius, 2.0 * torch.special.ndtr(start) - 1.0)
+        attack = _Attack(self.size, self.steps, place, start)
+        moved = attack(noisy, images, labels, sites)
         return torch.cat([packed(noisy, images, sites), packed(noisy, moved, sites)], dim=1)
 
-    def _attacked(self, model: nn.Module, x: Tensor, labels: Tensor, sites: Tensor, radius: Tensor, start: Tensor) -> Tensor:
-        """Return the adversarial images ``[b, K, d]``."""
-        noisy, target = noisy_model(model, self.name), _rows_to_gradients(model, x.shape[-1])
-        kind = (torch.arange(self.copies, device=x.device) % _KINDS)[:, None]
-        moved = torch.clamp(x + torch.where(kind == 2, radius * start, 0.0), 0.0, 1.0)
+
+class _Attack:
+    """The attacks on all copies of all examples, each on its own: kind, radius and start come from the noise of the copy."""
+
+    def __init__(self, size: float, steps: int, place: Tensor, start: Tensor) -> None:
+        self.steps = steps
+        self.radius = size * torch.special.ndtr(place[..., :1])
+        self.kind = torch.floor(_KINDS * torch.special.ndtr(place[..., 1:]))
+        self.start = torch.where(self.kind == _PGD, self.radius * (2.0 * torch.special.ndtr(start) - 1.0), 0.0)
+
+    def __call__(self, model: NoisyModel, x: Tensor, labels: Tensor, sites: Tensor) -> Tensor:
+        """Return the adversarial images ``[b, K, d]`` of ``x [b, 1, d]``."""
+        gradients = _rows_to_gradients(model)
+        moved = torch.clamp(x + self.start, 0.0, 1.0)
         momentum = torch.zeros_like(moved)
-        step = radius / self.steps * torch.where(kind == 2, 2.0, 1.0)
+        step = self.radius / self.steps * torch.where(self.kind == _PGD, 2.0, 1.0)
         for _ in range(self.steps):
-            slope = target(packed(noisy, moved, sites), labels)
+            slope = gradients(packed(model, moved, sites), labels)
             slope = slope / slope.abs().mean(dim=-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
-            momentum = torch.where(kind == 1, momentum, 0.0) + slope
+            momentum = torch.where(self.kind == _MIM, momentum, 0.0) + slope
             moved = torch.clamp(moved + step * momentum.sign(), 0.0, 1.0)
-            moved = torch.minimum(torch.maximum(moved, x - radius), x + radius)
+            moved = torch.minimum(torch.maximum(moved, x - self.radius), x + self.radius)
         return moved
 
 
@@ -98,16 +108,15 @@ class SharedStoBatch(StoBatch):
     shared: ClassVar[bool] = True
 
 
-def _rows_to_gradients(model: nn.Module, pixels: int) -> Gradients:
+def _rows_to_gradients(model: NoisyModel) -> Gradients:
     """Return a function of (rows ``[b, K, d + m]``, labels) for the gradient of each row's loss in its image, ``[b, K, d]``."""
 
     def of_all(rows: Tensor, labels: Tensor) -> Tensor:
         flat = rows.detach().flatten(0, 1)
-        found = gradients(flat, labels.repeat_interleave(rows.shape[1]))[:, :pixels]
+        found = gradients(flat, labels.repeat_interleave(rows.shape[1]))[:, : model.image_size]
         return torch.unflatten(found, 0, rows.shape[:2])
 
-    size = noisy_model(model, StoBatch.name)
-    proven = proven_forward(model, (size.image_size + size.noise_size,))
+    proven = proven_forward(model, (model.image_size + model.noise_size,))
     gradients = _of_each(model) if proven is None else _of_sum(proven)
     return of_all
 
