@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from .known_layers import ELEMENTWISE, dimensions_after
 from .operator_norm import norm_gradient
+from .tied import tied_residual
 
 SMALL, LARGE = 2, 3  # two batch sizes: a dimension that is 2 for one and 3 for the other is the batch
 _AGREEMENT = 1e-4  # of the largest value: rounding differs between batch sizes
@@ -407,6 +408,13 @@ def _of_weights(*args: Any) -> int:
     raise NoProofError("the norm of a weight that depends on rows")
 
 
+def _tied(x: Any, hidden: Any, weight: Any, divisor: Any, stride: Any, padding: Any) -> int:
+    _constant(weight, stride, padding)
+    if any(_rows(value).dim != 0 or value.small.ndim != 4 for value in (x, hidden, divisor)):
+        raise NoProofError("a reconstruction of something that is not images")
+    return 0
+
+
 def _dropped(x: Any, p: float = 0.5, training: Any = True, inplace: Any = False) -> int:
     if training is not False or inplace is not False:
         raise NoProofError("dropout is active")
@@ -439,6 +447,7 @@ _FUNCTIONS: dict[Any, Rule] = {
     **dict.fromkeys([operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow], _elementwise),
     **dict.fromkeys([operator.floordiv, operator.mod], _elementwise),
     **{operator.matmul: _multiplied, operator.getitem: _indexed, norm_gradient: _of_weights},
+    tied_residual: _tied,
 }
 
 
@@ -450,4 +459,4 @@ def is_elementwise(node: fx.Node) -> bool:
 
 def has_no_derivative(node: fx.Node) -> bool:
     """Return whether the result of the node is a constant for differentiation, although it depends on parameters."""
-    return node.target is norm_gradient
+    return node.target in (norm_gradient, tied_residual)

@@ -22,6 +22,7 @@ RANK = {
     "workers": 1,
     "known_layers": -1,
     "operator_norm": -0.5,
+    "tied": -1,
     "row_rules": 0,
     "row_proof": 1,
     "isolation": 2,

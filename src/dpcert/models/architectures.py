@@ -8,11 +8,13 @@ from torch import nn
 from .cnn import cnn, linear
 from .crossvit import CrossViTClassifier
 from .efficientnet import efficientnet_lite0
+from .feature_cnn import FEATURE_CNN, FeatureCnn
 from .resnet import WIDTHS, resnet
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "linear": linear,
+    FEATURE_CNN: FeatureCnn,
     **{name: partial(resnet, name) for name in WIDTHS},
     "efficientnet-lite0": efficientnet_lite0,
     "crossvit-tiny": CrossViTClassifier,

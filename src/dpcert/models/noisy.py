@@ -123,7 +123,12 @@ class NoisyModel(nn.Module):
     def linear(self, x: Tensor, zero: Tensor) -> Tensor:
         """Return A x for images and zeros of `split`."""
         product: Tensor = self.first(x)
-        return product / self._norm(zero).reshape(-1, *[1] * len(self.hidden_shape)) if self.normalize else product
+        return product / self.divisor(zero) if self.normalize else product
+
+    def divisor(self, zero: Tensor) -> Tensor:
+        """Return what the kernel is divided by, for each row of `zero`, with the dimensions of the hidden values."""
+        norm = self._norm(zero) if self.normalize else zero[:, 0] + 1.0
+        return norm.reshape(-1, *[1] * len(self.hidden_shape))
 
     def _norm(self, zero: Tensor) -> Tensor:
         return _divisor(self.first.weight, self.scales, self.geometry, zero)

@@ -16,7 +16,7 @@ from .checkpoint import load_weights, parse_tensors
 from .crossvit import CrossViTClassifier, load_published
 from .parts import head_name
 
-PACKAGED = ("resnet-48",)
+PACKAGED = ("resnet-48", "fashion-cnn")
 _MOST_OVERLAP = 0.01
 UNKNOWN_DATA = "not stated by the file"
 

@@ -23,6 +23,7 @@ from ..errors import BudgetError, ConfigError
 from . import accounting, noise, sampling
 from .clipping import ClipRule
 from .ledger import Ledger
+from .unbounded import UNBOUNDED
 
 STEPS_PER_BLOCK = 100
 RECORDED_LATER = ("input_shape",)  # facts that ledgers of older versions do not contain
@@ -134,8 +135,7 @@ def make_plan(
 ) -> Plan:
     """Fix q and T, and find the noise that keeps T steps within (epsilon, delta).
 
-    T is `steps`, or the number of whole steps in `epochs`. Without clipping (clip rule `none`) there is no noise and no
-    guarantee.
+    T is `steps`, or the number of whole steps in `epochs`. With a clip rule in `UNBOUNDED` there is no noise and no guarantee.
     Phases in `earlier` come first; the last phase gets the noise with which all phases together use the budget.
     """
     integer_in("dataset size", dataset_size, 1)
@@ -149,7 +149,7 @@ def make_plan(
     steps = int(epochs * dataset_size / batch_size) if steps is None else steps
     if steps < 1:
         raise ConfigError(f"train.epochs is {epochs:g}, less than one step of {batch_size} of {dataset_size} records; raise it")
-    bounded = clip.name != "none"
+    bounded = clip.name not in UNBOUNDED
     rho = 0.0
     before = [_calibrated(phase, epsilon, delta, dataset_size, bounded=bounded) for phase in earlier]
     if bounded:

@@ -14,6 +14,7 @@ from ..rounding import ceil_text
 from . import accounting
 from .ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, Ledger
 from .tradeoff import TradeOff, membership_sentence
+from .unbounded import UNBOUNDED
 
 TUNING = "not charged"  # choosing the best of several runs spends privacy that the ledger of one run cannot record
 SEEN_WITHOUT_PRIVACY = "the initial weights were trained on these records without privacy"
@@ -215,7 +216,7 @@ def why_not_private(ledger: Ledger) -> str | None:
     planned = [facts["noise_multiplier"], *(phase["noise_multiplier"] for phase in facts.get("phases", ()))]
     relation = facts.get("relation", accounting.RELATION)
     conditions = {
-        "gradients are not clipped": facts["clip_rule"] != "none",
+        UNBOUNDED.get(facts["clip_rule"], ""): facts["clip_rule"] not in UNBOUNDED,
         "no noise is added": all(release.noise_multiplier > 0 for release in releases) and min(planned) > 0,
         f"batches are {facts['sampling']}, not Poisson": facts["sampling"] == "poisson",
         "the noise seed is known": facts["noise_source"] == "secret",
@@ -244,7 +245,7 @@ def _checked(facts: Any) -> Any:
     kinds |= {"dataset_size": whole, "classes": whole, "held_out": whole}
     wrong = [key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)]
     wrong += [key for key, kind in kinds.items() if kind is not bool and isinstance(facts.get(key), bool)]
-    unbounded = facts.get("clip_rule") == "none" and facts.get("clip_norm") is None
+    unbounded = facts.get("clip_rule") in UNBOUNDED and facts.get("clip_norm") is None
     wrong += [] if unbounded or isinstance(facts.get("clip_norm"), number) else ["clip_norm"]
     if wrong:
         raise LedgerError(f"the ledger's first line has no valid {wrong[0]!r}; restore the ledger from a copy")

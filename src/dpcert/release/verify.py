@@ -16,9 +16,10 @@ from pathlib import PurePath
 from typing import Any
 
 from ..errors import DpcertError, RunError, VerifyError
-from ..methods import METHODS
+from ..methods import ALL_METHODS
 from ..privacy.ledger import Ledger
 from ..privacy.statement import Statement, recorded_versions, state, why_too_costly
+from ..privacy.unbounded import UNBOUNDED
 from ..runs.config import Config, parse_text
 from ..store.durable import sha256_hex
 from ..store.metrics import parse_unread_metrics
@@ -29,7 +30,7 @@ from ..store.runs import ATTACKS, CONFIG, CURVE, LEDGER, METRICS, MODEL, PRIVATE
 from ..training.curve import epsilon_after, spent
 from ..training.phases import phases_of
 from ..training.state import parse_model
-from ..views import SmoothAdv
+from ..views import ADVERSARIAL
 from . import certificates
 from .certificates import NotCheckedError
 from .files import MANIFEST, STATEMENT
@@ -178,12 +179,12 @@ def _plan(evidence: Evidence) -> str:
 
 def _config_and_plan(evidence: Evidence) -> str:
     config, plan = evidence.config, evidence.ledger.opening
-    row = METHODS.get(config.method.name)
-    bounded = plan["clip_rule"] != "none"
+    row = ALL_METHODS.get(config.method.name)
+    bounded = plan["clip_rule"] not in UNBOUNDED
     seeded = config.privacy.noise_seed is not None
     views = config.method.views or (row.views if row is not None else None)
     settings = config.settings()
-    phases = phases_of(settings, plan["dataset_size"], config.model.train, adversarial=views == SmoothAdv.name)
+    phases = phases_of(settings, plan["dataset_size"], config.model.train, adversarial=views in ADVERSARIAL)
     wanted: dict[str, Any] = {
         "batch_size": phases[-1].batch_size,
         "steps": sum(phase.steps for phase in phases),

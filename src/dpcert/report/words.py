@@ -34,6 +34,15 @@ METHOD_WORDS = {
     "dp-gaussian+consistency": _NOISY + _AGREE + _CLIPPED,
     "dp-smoothadv+consistency": _ATTACKED + _AGREE + _CLIPPED,
 }
+_INSIDE = "it saw {copies} {copies_word} of each training image with noise inside the network (worth σ = {sigma} at its input)"
+PRIOR_WORDS = {  # the systems that the paper quotes
+    "pixeldp": _INSIDE + _CLIPPED,
+    "securesgd": _INSIDE + ", more of it in channels that matter more" + _CLIPPED,
+    "dp-denoiser": _NOISY + " through a denoiser in front of a public classifier" + _CLIPPED,
+    "stobatch": _INSIDE + " and an attacked version of each, and was trained to reconstruct them" + _CLIPPED,
+    "securesgd-as-published": "it was trained as the released code of SecureSGD does" + _OPEN,
+    "stobatch-as-published": "it was trained as the released code of StoBatch does" + _OPEN,
+}
 _DATASETS = {
     "mnist": "MNIST (handwritten digits)",
     "fashion-mnist": "Fashion-MNIST (articles of clothing)",
@@ -97,8 +106,10 @@ def trained(run: RunFacts) -> str:
     name, dataset, copies = run.metrics["method"], run.metrics["dataset"], run.setting("method", "copies")
     data = dataset if run.setting("data", "path") else _DATASETS.get(dataset, dataset)
     model = _MODELS.get(str(run.setting("model", "name")), "A custom model")
-    how = METHOD_WORDS.get(name, "a custom combination (see the settings)").format(
-        copies=copies, copies_word="copy" if copies == 1 else "copies", sigma=_plain(run.metrics.get("sigma_train"))
+    how = (
+        (METHOD_WORDS | PRIOR_WORDS)
+        .get(name, "a custom combination (see the settings)")
+        .format(copies=copies, copies_word="copy" if copies == 1 else "copies", sigma=_plain(run.metrics.get("sigma_train")))
     )
     size = training_size(run)
     images = f"{size:,} training images of " if size else ""

@@ -14,7 +14,7 @@ from pydantic import Field
 from .._validate import one_of
 from ..data.dataset import LARGEST_IMAGE
 from ..errors import ConfigError, DataError
-from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
+from ..methods import ALL_METHODS, REGULARISERS, VIEWS, Method, combine
 from ..models.spec import ModelSpec
 from ..privacy.clipping import CLIP_RULES
 from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, validated
@@ -40,12 +40,17 @@ class ModelConfig(Section):
 
     `weights` is the name of a packaged file or the path of a .safetensors file. `train` is all, head, last:N, norms, biases, or
     a pattern of parameter names. `input_size` is the size that some models resize images to.
+    `system` puts noise inside the model, or a denoiser in front of it (see `models.systems`). `noise` is the standard deviation
+    of that noise in units of the input, method.sigma by default. `noise_weights` are the relative variances of the channels.
     """
 
     name: str = "cnn"
     weights: str | None = None
     train: Annotated[str, OPTIONAL] = "all"
     input_size: int | None = Field(None, ge=1, le=4096)
+    system: str | None = None
+    noise: float | None = Field(None, gt=0, le=100)
+    noise_weights: str | list[float] | None = None
 
 
 class MethodConfig(Section):
@@ -72,6 +77,10 @@ class MethodConfig(Section):
     macer_beta: float | None = None
     psac_r: float | None = None
     automatic_gamma: float | None = None
+    stobatch_size: float | None = None
+    stobatch_steps: int | None = Field(None, le=1000)
+    reconstruction_weight: float | None = None
+    batchmean_noise: float | None = None
 
     @property
     def settings_of_parts(self) -> dict[str, float]:
@@ -113,7 +122,7 @@ class Config(Section):
     def build_method(self) -> Method:
         """Build the method: the named method, with the parts that the config overrides."""
         chosen = self.method
-        row = METHODS.get(one_of("method.name", chosen.name, (*METHODS, "custom")))
+        row = ALL_METHODS.get(one_of("method.name", chosen.name, (*ALL_METHODS, "custom")))
         known = {"views": tuple(VIEWS), "regulariser": tuple(REGULARISERS), "clip": tuple(CLIP_RULES)}
         parts: dict[str, str] = {}
         for part, words in known.items():
@@ -143,7 +152,10 @@ class Config(Section):
 
     def model_spec(self) -> ModelSpec:
         """The model, its public weights and the parameters that train."""
-        return ModelSpec(**self.model.model_dump())
+        values = self.model.model_dump()
+        if self.model.system is not None and self.model.noise is None:
+            values["noise"] = self.method.sigma
+        return ModelSpec(**values)
 
     def to_toml(self) -> str:
         """The resolved config as TOML; keys without a value, and `OPTIONAL` keys at their default, are omitted."""

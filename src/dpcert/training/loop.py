@@ -22,7 +22,7 @@ from ..gradients.choose import choose
 from ..gradients.engine import Clip
 from ..gradients.memory import default_physical_batch, keep_freed_memory
 from ..interrupts import stop_requests
-from ..methods import Method
+from ..methods import Method, view_shape
 from ..models.check import check_model
 from ..models.parts import ALL, head_name
 from ..models.spec import public_weights_of, spec_of
@@ -35,7 +35,7 @@ from ..progress import Progress, silent
 from ..rounding import ceil_text
 from ..scale.world import ALONE, World
 from ..store.runs import RunDirectory
-from ..views import SmoothAdv
+from ..views import ADVERSARIAL
 from ..workers import worker_count
 from .curve import COARSER
 from .features import ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
@@ -94,7 +94,7 @@ def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = AL
 
 def is_adversarial(method: Method) -> bool:
     """Return whether the views depend on the model that is trained."""
-    return isinstance(method.views, SmoothAdv)
+    return method.views.name in ADVERSARIAL
 
 
 def fit(
@@ -223,9 +223,10 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
     stored = _head_on_features(training, begun, progress) if isinstance(asked.keys, HeadConfig) else None
     model, images, method, first = stored or (training.model, data.x_train, training.method, 0)
     rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
-    inputs = tuple(images.shape[2:] if stored else images.shape[1:])
+    inputs = tuple(images.shape[2:]) if stored else view_shape(method.views, model, tuple(images.shape[1:]))
+    network = method.network(model)
     workers, checkpointing = worker_count(next(model.parameters()).device), settings.gradients.checkpointing and not stored
-    engines = choose(settings.gradients.engine, model, method.loss, inputs, workers, checkpointing)
+    engines = choose(settings.gradients.engine, network, method.loss, inputs, workers, checkpointing)
     context = StepContext(
         model,
         images,
@@ -241,6 +242,7 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
         world=begun.world,
         workers=begun.world.total(len(engines)),
         first_stored=first,
+        network=None if network is model else network,
     )
     differs_on_a_rank = begun.world.any(not small_parts_change_no_bit(context))  # all ranks must split a batch alike
     return replace(context, small_parts=not differs_on_a_rank)

@@ -6,18 +6,20 @@ from typing import Any
 
 from ..._validate import meant, shown
 from ...errors import ConfigError
-from ...methods import METHODS
+from ...methods import METHODS, PRIOR
 from ..config import override
 
 DATASETS = ("mnist", "fashion-mnist")  # trained from scratch
 FINE_TUNED = ("cifar10", "cifar10-efficientnet", "cifar10-crossvit")  # from public weights
 FAMILIES = (*DATASETS, *FINE_TUNED)
+WITH_PRIOR = ("mnist", "cifar10")  # families with the systems that the paper quotes
 DEFAULT = "mnist/dp-gaussian"
 
 
 def names() -> list[str]:
     """All presets."""
-    return [f"{dataset}/{method}" for dataset in FAMILIES for method in METHODS]
+    every = {dataset: [*METHODS, *(PRIOR if dataset in WITH_PRIOR else ())] for dataset in FAMILIES}
+    return [f"{dataset}/{method}" for dataset in FAMILIES for method in every[dataset]]
 
 
 def tables(name: str, sigma: float | None = None) -> dict[str, Any]:
