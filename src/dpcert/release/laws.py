@@ -50,7 +50,7 @@ def _geometry_follows(stated: Smoothing, weight: tuple[int, ...], config: Config
         raise VerifyError(f"the stated geometry {stated.geometry} does not fit images of {shape} and a weight of {weight}")
     if config.model.name not in MODELS:
         return f"with stride and padding of its .json ({config.model.name} is a custom model)"
-    model = config.model_spec().bare(shape, recorded_classes(ledger))
+    model = config.model_spec().bare(shape, recorded_classes(ledger), seed=0)
     if not isinstance(model, NoisyModel):
         raise VerifyError(f"model {config.model.name} of {CONFIG} has no noise inside")
     if (model.geometry, model.normalize) != (stated.geometry, stated.normalized):
