@@ -190,8 +190,8 @@ WIDER = [
     # store
     Mutant(
         "store/metrics.py",
-        'not _is_plain(entry), -entry["n"], entry["alpha"]',
-        'not _is_plain(entry), entry["n"], entry["alpha"]',
+        'not _is_plain(alike), -entry["n"], entry["alpha"]',
+        'not _is_plain(alike), entry["n"], entry["alpha"]',
         (f"{TABLES}::test_among_plain_ones_more_votes_come_first",),
         "a quick look takes the place of the large certification",
     ),
