@@ -37,8 +37,10 @@ def operator_norm(layer: nn.Module, input_shape: tuple[int, ...], scale: Tensor 
 
 
 def norm_of_weight(weight: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
-    """Return `operator_norm` of the layer with this weight and geometry."""
+    """Return `operator_norm` of the layer with this weight and geometry; NaN if the weight is not finite."""
     kernel = _scaled(weight.double(), scale)
+    if not bool(torch.isfinite(kernel).all()):
+        return torch.full((), math.nan, dtype=torch.float64)
     norms = _spectral(_blocks(kernel, geometry)[0])
     return norms.max() + _ROUNDING * kernel.abs().sum()
 
@@ -47,15 +49,18 @@ def norm_gradient(weight: Tensor, scale: Tensor, geometry: Geometry) -> Tensor:
     """Return the gradient G of `norm_of_weight` (without its margin) in the weight, as a constant.
 
     The norm is homogeneous: its value is ``<G, weight>``, and G is the gradient of that expression too. A forward pass that
-    divides by it is differentiable, and no engine has to differentiate a transform or an SVD for each example.
+    divides by it is differentiable, and no engine has to differentiate a transform or an SVD for each example. A weight that
+    is not finite gives NaN, like any other layer: training that diverges does not stop with an error.
     """
     with torch.no_grad():
-        kernel = _scaled(weight.detach().double(), scale)
+        given = _scaled(weight.detach().double(), scale)
+        finite = torch.isfinite(given).all()
+        kernel = torch.where(finite, given, torch.zeros_like(given))
         blocks, grid = _blocks(kernel, geometry)
         top = _spectral(blocks).argmax()
         left, _, right = torch.linalg.svd(blocks[top], full_matrices=False)
         gradient = _pulled_back(left[:, 0], right[0], top, grid, kernel, geometry)
-        return _scaled(gradient, scale).to(weight.dtype)
+        return torch.where(finite, _scaled(gradient, scale), math.nan).to(weight.dtype)
 
 
 def geometry_of(layer: nn.Module, input_shape: tuple[int, ...]) -> Geometry:
@@ -95,6 +100,8 @@ def _paddings(layer: nn.Conv2d) -> tuple[int, ...]:
 
 def _blocks(kernel: Tensor, geometry: Geometry) -> tuple[Tensor, tuple[int, int]]:
     """Return the block-diagonal form ``[blocks, out, in]``: for each group all frequencies of its grid, row by row."""
+    if kernel.ndim != (4 if geometry else 2):
+        raise ModelError(f"the weight has {kernel.ndim} dimensions, which does not fit the geometry {geometry}")
     if not geometry:
         return kernel.unsqueeze(0), (1, 1)
     size, paddings, stride, dilation, (groups,) = geometry

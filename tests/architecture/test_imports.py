@@ -73,6 +73,7 @@ JOINTS = {
     "gradients/checkpointed",  # the trace, one segment at a time
     "gradients/choose",  # both engines
     "certification/laws",  # the law's number from the bound, and its counters
+    "certification/request",  # the law, the votes and the row they give
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
     "data/registry",  # names to readers

@@ -24,14 +24,16 @@ from torch import Tensor, nn
 
 from .._validate import finite_in
 from ..errors import ConfigError, ModelError
-from ..models.noisy import NoisyModel
+from ..models.noisy import NoisyModel, normalized_kernel
 from ..operator_norm import Geometry, norm_of_weight
 from ..rng import Purpose
 from .bounds import certified_radius
 from .smooth import Counter
 
 INPUT, HIDDEN, BOTH = "input", "hidden", "both"
+PLACES = {HIDDEN: "noise after the first layer", BOTH: "noise on the image and after the first layer"}
 _DIGITS = Context(prec=9, rounding=ROUND_CEILING)  # of a norm: another machine, which rounds differently, finds the same
+_LARGEST_SIDE = 4096  # of an image; a larger one in a file is damage, and would take all memory
 _DOWN = 1.0 - 2.0**-48  # the products and roots below have a smaller error
 
 
@@ -82,12 +84,7 @@ class Smoothing:
     @property
     def in_words(self) -> str:
         """The law in a few words."""
-        place = {
-            INPUT: "",
-            HIDDEN: "noise after the first layer, worth ",
-            BOTH: "noise on the image and after the first layer, worth ",
-        }
-        return f"{place[self.site]}sigma {self.sigma:g}"
+        return f"{PLACES[self.site]}, worth sigma {self.sigma:g}" if self.site in PLACES else f"sigma {self.sigma:g}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -101,6 +98,8 @@ def stored_smoothing(sigma: float, facts: dict[str, Any] | None) -> Smoothing:
     if facts is None:
         return Smoothing(sigma)
     geometry = tuple(tuple(int(size) for size in part) for part in facts["geometry"])
+    if geometry and ([len(part) for part in geometry] != [2, 2, 2, 2, 1] or not _is_possible(geometry)):
+        raise ConfigError(f"the geometry of the noisy layer is {geometry}, which is impossible")
     law = Smoothing(float(facts["input_scale"]), float(facts["whitened_norm"]), geometry, bool(facts["normalized"]))
     if law.site != facts["site"] or not math.isclose(law.sigma, sigma, rel_tol=1e-12):
         raise ConfigError(
@@ -109,19 +108,25 @@ def stored_smoothing(sigma: float, facts: dict[str, Any] | None) -> Smoothing:
     return law
 
 
-def smoothing_of(model: NoisyModel) -> Smoothing:
-    """Return the law of the noise inside a model, from its weights."""
-    plain = model.folded().cpu()
-    kernel, scales = plain.first.weight.detach(), plain.scales
-    return Smoothing(
-        float(plain.input_scale), rounded_up(norm_of_weight(kernel, plain.geometry, scales)), plain.geometry, model.normalize
+def _is_possible(geometry: Geometry) -> bool:
+    size, paddings, *others = geometry
+    return all(0 <= p <= _LARGEST_SIDE for p in paddings) and all(
+        1 <= n <= _LARGEST_SIDE for part in (size, *others) for n in part
     )
 
 
-def rounded_up(norm: Tensor) -> float:
-    """Return a norm with nine digits, not smaller than it was."""
-    value = float(norm)
-    return float(_DIGITS.create_decimal(Decimal(value))) if math.isfinite(value) else value
+def smoothing_of(model: NoisyModel) -> Smoothing:
+    """Return the law of the noise inside a model, from its weights."""
+    weight, scales = model.first.weight.detach().cpu(), model.scales.cpu()
+    return law_of_layer(weight, scales, float(model.input_scale), model.geometry, normalized=model.normalize)
+
+
+def law_of_layer(weight: Tensor, scales: Tensor, input_scale: float, geometry: Geometry, *, normalized: bool) -> Smoothing:
+    """Return the law of noise with `scales` after a layer with this weight, and with `input_scale` on the image."""
+    kernel = normalized_kernel(weight, scales, geometry) if normalized else weight
+    norm = float(norm_of_weight(kernel, geometry, scales))
+    rounded_up = float(_DIGITS.create_decimal(Decimal(norm))) if math.isfinite(norm) else norm
+    return Smoothing(input_scale, rounded_up, geometry, normalized)
 
 
 def law_for(model: nn.Module, sigma: float | None, smoothing: Smoothing | None) -> Smoothing:

@@ -81,7 +81,7 @@ def certify(
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
     world = o.joined(processes)
-    from ..certification.sweep import Request
+    from ..certification.request import Request
     from ..runs.certify import CertifyRequest
 
     def request_for(run: LoadedRun) -> CertifyRequest:

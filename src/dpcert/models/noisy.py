@@ -131,14 +131,7 @@ class NoisyModel(nn.Module):
         return norm.reshape(-1, *[1] * len(self.hidden_shape))
 
     def _norm(self, zero: Tensor) -> Tensor:
-        """Return the divisor of the kernel for each row: ``rms(scales) * <G, kernel>``.
-
-        The kernel is added to a zero of each row: per-example gradients are gradients of such copies.
-        """
-        weight: Tensor = self.first.weight
-        copies = weight + zero.reshape(-1, *[1] * (4 if self.geometry else 2))
-        norm = (copies * norm_gradient(weight, self.scales, self.geometry)).flatten(1).sum(1)
-        return norm * self.scales.square().mean().sqrt()
+        return _divisor(self.first.weight, self.scales, self.geometry, zero)
 
     def folded(self) -> "NoisyModel":
         """Return a copy with A as its kernel and nothing left to normalize: the model that votes."""
@@ -146,11 +139,27 @@ class NoisyModel(nn.Module):
         if self.normalize:
             plain.normalize = False
             with torch.no_grad():
-                plain.first.weight.div_(self._norm(self.scales.new_zeros(1)))
+                plain.first.weight.copy_(normalized_kernel(self.first.weight, self.scales, self.geometry))
         return plain
 
     def _spread(self, channels: Tensor) -> Tensor:
         return channels.reshape(-1, *[1] * (len(self.hidden_shape) - 1))
+
+
+def _divisor(weight: Tensor, scales: Tensor, geometry: Geometry, zero: Tensor) -> Tensor:
+    """Return the divisor of the kernel for each row: ``rms(scales) * <G, kernel>``.
+
+    The kernel is added to a zero of each row: per-example gradients are gradients of such copies.
+    """
+    copies = weight + zero.reshape(-1, *[1] * (4 if geometry else 2))
+    norm = (copies * norm_gradient(weight, scales, geometry)).flatten(1).sum(1)
+    return norm * scales.square().mean().sqrt()
+
+
+def normalized_kernel(weight: Tensor, scales: Tensor, geometry: Geometry) -> Tensor:
+    """Return the kernel that a `NoisyModel` with `normalize` applies."""
+    with torch.no_grad():
+        return weight / _divisor(weight, scales, geometry, scales.new_zeros(1))
 
 
 def _without_bias(first: Any) -> tuple[Any, Tensor]:

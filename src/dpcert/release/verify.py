@@ -34,6 +34,7 @@ from ..views import ADVERSARIAL
 from . import certificates
 from .certificates import NotCheckedError
 from .files import MANIFEST, STATEMENT
+from .laws import law_follows
 
 OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
 _MOST_POINTS = 100  # of a training curve: epsilon is recomputed for each
@@ -351,6 +352,8 @@ def _certificates(evidence: Evidence) -> Iterator[Check]:
     for entry in entries:
         name = entry["file"]
         yield _run(f"{name} belongs to the model", partial(certificates.belongs, files, entry))
+        if "smoothing" in entry:
+            yield _run(f"{name} smoothing law", partial(_law, evidence, entry))
         yield _run(f"{name} rows", partial(certificates.radii_follow, files, entry))
         yield _run(f"{name} figures", partial(certificates.figures_follow, files, entry))
     for name, check in _SIDE_ROWS.items():
@@ -360,6 +363,10 @@ def _certificates(evidence: Evidence) -> Iterator[Check]:
     rows = {PurePath(name).with_suffix(".tsv").name for name in files.content if ROWS.fullmatch(name)}
     for name in sorted(rows - named):
         yield _run(f"{name} belongs to the model", partial(certificates.side_file, files, name))
+
+
+def _law(evidence: Evidence, entry: dict[str, Any]) -> str:
+    return law_follows(evidence.files, entry, evidence.config, evidence.ledger)
 
 
 _SIDE_ROWS = {SAMPLES: certificates.samples_follow, ATTACKS: certificates.attacks_follow}

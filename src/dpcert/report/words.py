@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..certification.laws import PLACES
 from ..certification.metrics import largest_radius
 from ..rounding import ceil_text
 from .statistics import by_class, weakest
@@ -182,7 +183,10 @@ def robust(run: RunFacts) -> str:
         return "Its robustness was not certified."
     f = main.figures
     at = f["certified_accuracy"].get(f"{HEADLINE_RADIUS:.2f}")
-    text = f"The smoothed model, a vote over {f['n']:,} copies of an image with noise σ = {f['sigma']:g}, was certified on "
+    vote = f"copies of an image with noise σ = {f['sigma']:g}"
+    if main.site in PLACES:
+        vote = f"answers with {PLACES[main.site]} (worth noise of σ = {f['sigma']:g} on the image)"
+    text = f"The smoothed model, a vote over {f['n']:,} {vote}, was certified on "
     text += f"{f['examples']:,} test images"
     if at is not None:
         text += (
@@ -225,7 +229,7 @@ def how_they_hold(certified: Sequence[Certified]) -> str:
     """What alpha means for the certificates that are shown."""
     alphas = sorted({float(c.figures["alpha"]) for c in certified})
     chance = " or ".join(f"{100 * (1 - alpha):.10g} %" for alpha in alphas)
-    together = [c for c in certified if c.mark]
+    together = [c for c in certified if c.is_simultaneous]
     alone = (
         f"Each individual certificate holds with probability at least {chance}; this is not a bound for all of them at once."
     )

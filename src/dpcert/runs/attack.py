@@ -14,6 +14,7 @@ from ..certification.bounds import confidence_interval
 from ..certification.metrics import certified_accuracy, even_subset
 from ..certification.sweep import require_subset
 from ..errors import ConfigError, RunError
+from ..models.noisy import NoisyModel
 from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, drop, rows_so_far
@@ -135,6 +136,8 @@ def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = sil
 
     Existing rows with other steps, starts or images are an error, or are replaced if `again` is set.
     """
+    if request.smoothing is not None and isinstance(run.model, NoisyModel):
+        raise RunError(f"{run.path} has noise inside its model, and attacks on its vote are not supported; omit --smoothed")
     data = run.data
     examples = request.count(len(data.x_test))
     require_subset(len(data.x_test), examples)

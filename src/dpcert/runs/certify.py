@@ -22,9 +22,11 @@ from ..certification.metrics import (
     even_subset,
     is_about,
     largest_radius,
+    pixeldp_figures,
     radii_to_show,
 )
-from ..certification.sweep import Certificates, Request, certify_to_files, check_radius, decide_to_file, require_subset
+from ..certification.request import Request
+from ..certification.sweep import Certificates, certify_to_files, check_radius, decide_to_file, require_subset
 from ..errors import RunError
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
@@ -33,7 +35,7 @@ from ..scale.world import ALONE, World
 from ..store.durable import read_checked_json, read_file, write_checked_json
 from ..store.growing import rows_so_far
 from ..store.metrics import read_metrics
-from ..store.records import AnyExampleRow, CertificateRow, InnerNoiseRow, RobustRow, read_rows
+from ..store.records import AnyExampleRow, CertificateRow, RobustRow, read_rows
 from ..store.runs import CERTIFICATES, ROBUST, SKIPPED, rows_stem
 from ..training.curve import accuracy
 from .config import Config
@@ -461,19 +463,9 @@ def _figures(rows: list[CertificateRow], task: _Task, file: Path) -> dict[str, A
         "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
         "certified_accuracy_interval": {f"{r:.2f}": [e.low, e.high] for r, e in at.items()},
         "abstained": sum(row.predict == -1 for row in rows),
-        **_of_pixeldp(rows, list(at)),
+        **({} if (native := pixeldp_figures(rows, list(at))) is None else {"pixeldp": native}),
         "file": file.name,
     }
-
-
-def _of_pixeldp(rows: list[CertificateRow], radii: list[float]) -> dict[str, Any]:
-    """The same figures by PixelDP's bound, for rows that have it."""
-    native = [row for row in rows if isinstance(row, InnerNoiseRow)]
-    if not native:
-        return {}
-    radius, correct = np.array([row.radius_pixeldp for row in native]), np.array([bool(row.correct) for row in native])
-    shares = {f"{r:.2f}": certified_accuracy(radius, correct, r).value for r in radii if r > 0.0}
-    return {"pixeldp": {"acr": average_certified_radius(radius, correct).value, "certified_accuracy": shares}}
 
 
 def _subset_in_words(indices: list[int], labels: Tensor, split: str) -> str:

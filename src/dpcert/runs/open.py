@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._validate import integer_in
-from ..certification.sweep import Certificates, Request
+from ..certification.request import Request
+from ..certification.sweep import Certificates
 from ..data.dataset import LARGEST_IMAGE, Dataset, exists
 from ..data.registry import SOURCES
 from ..errors import LedgerError, ModelError, RunError

@@ -222,4 +222,7 @@ _CERTIFICATION: dict[str, Check] = {
     "abstained": _count,
     "file": _plain_name,
 }
-_OF_INNER_NOISE: dict[str, Check] = {"smoothing": lambda value: isinstance(value, dict) and _text(value.get("site"))}
+_OF_INNER_NOISE: dict[str, Check] = {
+    "smoothing": lambda value: _first_wrong(value, {"site": _text, "input_scale": _number, "whitened_norm": _number}) is None,
+    "pixeldp": lambda value: _first_wrong(value, {"acr": _number, "certified_accuracy": _table_of(_number)}) is None,
+}
