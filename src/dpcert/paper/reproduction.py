@@ -108,7 +108,8 @@ def section(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -
 
 def _prior(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -> Section:
     """The section of the quoted systems: accuracy by radius, then what each promises and costs, for each data set."""
-    tables, figures = [], {}
+    tables: list[Table] = []
+    figures: dict[str, Any] = {}
     for dataset in request.datasets:
         sigma = (request.cifar10 if dataset == CIFAR10 else request.sigmas)[0]
         place = f"{TITLES[dataset]}, sigma {sigma:g}"

@@ -72,9 +72,8 @@ def is_worth(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) -> 
     """Like `is_papers`, also for a certification with noise inside the model that is worth `sigma` at the input."""
     if not has_inner_noise(entry):
         return is_papers(entry, sigma, may_skip=may_skip)
-    return _same_sigma(entry["sigma"], sigma) and is_papers(
-        {**entry, "smoothing": None, "sigma": sigma}, sigma, may_skip=may_skip
-    )
+    at_input = {**entry, "smoothing": None, "sigma": sigma}
+    return _same_sigma(entry["sigma"], sigma) and is_papers(at_input, sigma, may_skip=may_skip)
 
 
 def _is_plain(entry: dict[str, Any]) -> bool:
