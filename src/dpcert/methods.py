@@ -150,9 +150,9 @@ class Row:
     system: str | None = None  # the `model.system` that the method needs
 
     @property
-    def keeps_original(self) -> bool:
-        """Whether a view without noise is the default: not for noise that a model has in every pass."""
-        return self.views in ("none", "gaussian", "smoothadv")
+    def noise_inside(self) -> bool:
+        """Whether the views have noise inside the model, in every pass."""
+        return self.views not in (Original.name, Gaussian.name, SmoothAdv.name)
 
 
 METHODS: dict[str, Row] = {
@@ -244,7 +244,7 @@ def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: boo
     `settings` are those of its parts, e.g. ``stability_gamma=1.0`` or ``smoothadv_radius=0.5``.
     """
     row = ALL_METHODS[one_of("method", name, ALL_METHODS)]
-    keep_original = row.keeps_original if keep_original is None else keep_original
+    keep_original = not row.noise_inside if keep_original is None else keep_original
     return combine(
         views=row.views,
         regulariser=row.regulariser,

@@ -127,7 +127,7 @@ def _with_noise(
     relative = relative.expand(len(first.weight)).clone()
     if isinstance(network, ResNet):
         stem, offset = _plain_stem(network, input_shape)
-        norm = float(operator_norm(stem, tuple(input_shape), relative))
+        norm = float(operator_norm(stem, tuple(input_shape), relative).detach())
         rest: nn.Module = AfterStem(network, offset, norm if clipped else math.inf)
         return NoisyModel(stem, rest, sigma * norm * relative, input_shape, input_scale=input_scale, normalize=False)
     assert isinstance(network, nn.Sequential)

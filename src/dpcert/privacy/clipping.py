@@ -137,15 +137,18 @@ class BatchMean(NoClip):
         finite_in("method.batchmean_noise", self.noise, 0.0, 1e6)
 
     def of_mean(self, tensors: list[Tensor], clip_norm: float) -> list[Tensor]:
-        """Return the clipped mean gradients; vectors (biases) stay as they are."""
-        return [
-            tensor * min(1.0, clip_norm / max(float(tensor.norm()), 1e-300)) if tensor.ndim > 1 else tensor
-            for tensor in tensors
-        ]
+        """Return the clipped mean gradients; biases (at most one dimension of more than 1) stay as they are."""
+        factors = [min(1.0, clip_norm / max(float(tensor.norm()), 1e-300)) for tensor in tensors]
+        return [t if is_bias(t) else t * factor for t, factor in zip(tensors, factors, strict=True)]
 
     def scale(self, clip_norm: float, batch_size: int) -> float:
         """Return the standard deviation of the noise."""
         return self.noise * clip_norm / batch_size
+
+
+def is_bias(tensor: Tensor) -> bool:
+    """Return whether a parameter is a vector, whatever its number of dimensions."""
+    return sum(size > 1 for size in tensor.shape) < 2
 
 
 CLIP_RULES: dict[str, ClipRule] = {

@@ -68,6 +68,14 @@ def is_papers(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) ->
     return bool(entry["sigma"] == sigma and votes and is_plain and entry["split"] == "test")
 
 
+def is_worth(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) -> bool:
+    """Like `is_papers`, also for a certification with noise inside the model that is worth `sigma` at the input."""
+    if not has_inner_noise(entry):
+        return is_papers(entry, sigma, may_skip=may_skip)
+    at_input = {**entry, "smoothing": None, "sigma": sigma}
+    return _same_sigma(entry["sigma"], sigma) and is_papers(at_input, sigma, may_skip=may_skip)
+
+
 def _is_plain(entry: dict[str, Any]) -> bool:
     special = entry.get("fresh_noise") or entry.get("skip_misclassified") or entry.get("alpha_is") == "simultaneous"
     return not special and not has_inner_noise(entry)
