@@ -160,7 +160,7 @@ class SmoothedClassifier:
         """Run PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
         Request(self.sigma, 1, n, alpha)
         x = check_inputs(x)
-        with self._counters(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
+        with self.voting(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
             work = parallel_map(counters, lambda counter, i: smooth.predict(counter, x[i], n, alpha, i), range(len(x)))
             return torch.tensor(list(work))
 
@@ -184,11 +184,11 @@ class SmoothedClassifier:
 
     def counters(self, x: Tensor, request: Request, key: bytes) -> AbstractContextManager[list[Counter]]:
         """Return counters for the inputs `x`, one per worker; their noise is a function of `key`."""
-        return self._counters(x, key, request.votes, fresh_noise=self.fresh_noise)
+        return self.voting(x, key, request.votes, fresh_noise=self.fresh_noise)
 
     @contextmanager
-    def _counters(self, x: Tensor, key: bytes, votes: dict[Purpose, int], *, fresh_noise: bool) -> Iterator[list[Counter]]:
-        """Yield counters for images, whatever the law is."""
+    def voting(self, x: Tensor, key: bytes, votes: dict[Purpose, int], *, fresh_noise: bool = False) -> Iterator[list[Counter]]:
+        """Yield counters of so many `votes` for images, whatever the law is; their noise is a function of `key`."""
         if self.smoothing.site == INPUT:
             with self._voter.counters(x, key, votes, fresh_noise=fresh_noise) as counters:
                 yield counters
