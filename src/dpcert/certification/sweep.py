@@ -16,13 +16,14 @@ from ..rng import Purpose, key_from_seed, secret_key
 from ..scale.shards import SharedPass, Wire
 from ..scale.world import ALONE, World
 from ..store.growing import append_missing_rows, append_missing_rows_to_all
+from ..store.metrics import INPUT
 from ..store.records import CertificateRow, InnerNoiseRow, RobustRow
 from ..workers import parallel_map
 from . import smooth
 from .bounds import pixeldp_radius
 from .chosen import chosen
 from .heads import heads_in
-from .laws import INPUT, OnImages, Smoothing, law_for, whitened
+from .laws import OnImages, Smoothing, law_for, whitened
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .request import Request
 from .smooth import Counter
