@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,14 @@ from dpcert.certification import smooth
 from dpcert.certification.bounds import certified_radius, lower_confidence_bound
 from dpcert.certification.laws import Smoothing, law_for, smoothing_of, stored_smoothing, whitened
 from dpcert.certification.request import Request
-from dpcert.certification.sweep import SmoothedClassifier, certify_to_file
+from dpcert.certification.sweep import SmoothedClassifier, certify_to_file, certify_to_files
 from dpcert.certification.votes import BankVotes, FreshVotes
 from dpcert.errors import ConfigError, ModelError
 from dpcert.models.noisy import NoisyModel
 from dpcert.rng import Purpose, key_from_seed
 from dpcert.rounding import floor_text
 from dpcert.store.records import CertificateRow, InnerNoiseRow, read_rows
+from tests.scale.threads import on_threads
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEY = key_from_seed(1, "test")
@@ -289,3 +291,16 @@ def test_a_layer_without_a_finite_norm_has_no_law():
         model.first.weight.data.fill_(value)
         with pytest.raises(ModelError, match="norm of the noisy layer"):
             smoothing_of(model)
+
+
+@pytest.mark.parametrize("input_scale", [0.0, 0.3])
+def test_ranks_write_the_rows_of_one_process(tmp_path, input_scale):
+    model, x, y = small_model(input_scale=input_scale), torch.rand((7, *SHAPE)), torch.zeros(7, dtype=torch.long)
+    request = Request.under(smoothing_of(model), 20, 300, 0.01)
+
+    def rows(world):
+        files = [(tmp_path / f"{world.size}.tsv", range(7))]
+        return certify_to_files(model, x, y, files, request, key=KEY, world=world)
+
+    (alone,), (together,) = on_threads(1, rows)[0], on_threads(2, rows)[0]
+    assert [replace(row, time=0.0) for row in together] == [replace(row, time=0.0) for row in alone] and len(alone) == 7

@@ -435,8 +435,8 @@ MUTANTS = [
     ),
     Mutant(
         "certification/smooth.py",
-        "count = int(counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)[selected])",
-        "count = int(counter.count(x, 0, n, Purpose.CERTIFY_SELECTION, index)[selected])",
+        "votes = counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)",
+        "votes = counter.count(x, 0, n, Purpose.CERTIFY_SELECTION, index)",
         (f"{SMOOTH}::test_each_question_asks_for_its_own_noise",),
         "the votes that chose the class also prove it",
     ),
@@ -504,7 +504,7 @@ MUTANTS = [
         "an interval without width",
     ),
     Mutant(
-        "certification/sweep.py",
+        "certification/request.py",
         "only_if = label if self.skip_misclassified else None",
         "only_if = label",
         (f"{SWEEP}::test_skipping_misclassified_examples_keeps_every_figure",),

@@ -29,6 +29,9 @@ FINE_TUNED = "tests/report/test_fine_tuned.py"
 ITEMS = "tests/data/test_items.py"
 FIGURES_OF_ROWS = "tests/certification/test_metrics.py"
 INPUT_GRADIENTS = "tests/test_input_gradients.py"
+LAWS, PIXELDP = "tests/certification/test_laws.py", "tests/certification/test_pixeldp_bound.py"
+NORM, NOISY = "tests/test_operator_norm.py", "tests/models/test_noisy.py"
+INNER_NOISE = "tests/runs/test_inner_noise.py"
 LOOP = "tests/training/test_loop.py"
 LOSSES = "tests/test_losses.py"
 METHODS = "tests/test_methods.py"
@@ -187,8 +190,8 @@ WIDER = [
     # store
     Mutant(
         "store/metrics.py",
-        'not _is_plain(entry), -entry["n"], entry["alpha"]',
-        'not _is_plain(entry), entry["n"], entry["alpha"]',
+        'not _is_plain(alike), -entry["n"], entry["alpha"]',
+        'not _is_plain(alike), entry["n"], entry["alpha"]',
         (f"{TABLES}::test_among_plain_ones_more_votes_come_first",),
         "a quick look takes the place of the large certification",
     ),
@@ -946,5 +949,64 @@ WIDER = [
         '"is in use" in reason or',
         (f"{RUNNER}::test_a_child_that_came_second_tries_again",),
         "whether to wait is read from the words of a message",
+    ),
+    Mutant(
+        "operator_norm.py",
+        "math.ceil((n + p) / s) + k - 1 for n, p, s, k",
+        "math.ceil(n / s) for n, p, s, k",
+        (
+            f"{NORM}::test_a_grid_without_room_for_the_kernel_is_not_a_bound",
+            f"{NORM}::test_the_bound_is_never_below_power_iteration",
+        ),
+        "the grid of the Fourier transform has no room for the padding, so the norm can be too small",
+    ),
+    Mutant(
+        "operator_norm.py",
+        "return torch.where(finite, _scaled(gradient, scale), math.nan).to(weight.dtype)",
+        "return torch.where(finite, gradient, math.nan).to(weight.dtype)",
+        (f"{NORM}::test_the_gradient_of_the_norm_is_that_of_autograd_and_gives_its_value",),
+        "the norm that a kernel is divided by forgets the noise scales of the channels",
+    ),
+    Mutant(
+        "models/noisy.py",
+        "norm = (copies * norm_gradient(weight, scales, geometry)).flatten(1).sum(1)",
+        "norm = (copies.detach() * norm_gradient(weight, scales, geometry)).flatten(1).sum(1)",
+        (f"{NOISY}::test_the_gradient_of_the_norm_against_finite_differences",),
+        "the gradient does not go through the norm of the noisy layer",
+    ),
+    Mutant(
+        "certification/laws.py",
+        "return math.hypot(self.input_scale, 1.0 / self.whitened_norm) * _DOWN",
+        "return (self.input_scale + 1.0 / self.whitened_norm) * _DOWN",
+        (f"{LAWS}::test_two_sites_add_in_quadrature",),
+        "the radii of two noise sites are added",
+    ),
+    Mutant(
+        "certification/laws.py",
+        "    if smoothing not in (None, own):",
+        "    if False:",
+        (f"{LAWS}::test_the_law_is_never_taken_from_the_caller",),
+        "a caller may state a smaller norm than the model has",
+    ),
+    Mutant(
+        "certification/laws.py",
+        "plain.hidden(x.to(scales.device)) / scales)",
+        "plain.hidden(x.to(scales.device)))",
+        (f"{LAWS}::test_the_same_votes_for_a_whole_model_as_for_the_model_itself",),
+        "the hidden values of an image are not whitened",
+    ),
+    Mutant(
+        "certification/bounds.py",
+        "runner_up = max(others) + n - sum(votes)",
+        "runner_up = max(others)",
+        (f"{PIXELDP}::test_votes_for_no_class_may_belong_to_the_runner_up",),
+        "PixelDP's bound takes ties for votes of no class at all",
+    ),
+    Mutant(
+        "release/laws.py",
+        "if not math.isclose(found.whitened_norm or 0.0, stated.whitened_norm or 0.0, rel_tol=_CLOSE):",
+        "if False:",
+        (f"{INNER_NOISE}::test_a_tampered_law_fails",),
+        "verify believes the norm in the file",
     ),
 ]

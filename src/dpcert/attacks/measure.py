@@ -42,7 +42,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Smoothing:
+class SmoothedTarget:
     """The smoothed classifier under attack: `draws` noise samples per gradient step, `votes` fresh ones for the result."""
 
     sigma: float
@@ -87,7 +87,7 @@ def smoothed_right(
     how: Attack,
     strength: float,
     key: bytes,
-    smoothing: Smoothing,
+    smoothing: SmoothedTarget,
     batch: int | None = None,
     tell: Tell = _silent,
 ) -> Tensor:
@@ -126,7 +126,7 @@ def smoothed_right(
 
 
 def _ascent(
-    target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int, smoothing: Smoothing | None
+    target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int, smoothing: SmoothedTarget | None
 ) -> tuple[Tensor, Tensor]:
     """Return where one ascent ends, and whether the base model was correct at each point that the attack tries.
 
@@ -163,7 +163,7 @@ def _no_noise(x: Tensor) -> Tensor:
     return torch.zeros_like(x).unsqueeze(1)
 
 
-def _noises(smoothing: Smoothing, x: Tensor, indices: Sequence[int], key: bytes, part: int) -> Tensor:
+def _noises(smoothing: SmoothedTarget, x: Tensor, indices: Sequence[int], key: bytes, part: int) -> Tensor:
     """Return ``[b, draws, ...]``, separate noise for each example."""
     shape = (smoothing.draws, *x.shape[1:])
     drawn = [bulk_normal(key, Purpose.ATTACK, shape, x.device, index, part) for index in indices]

@@ -213,7 +213,7 @@ def certify(
     x: Tensor,
     y: Tensor | Sequence[int],
     *,
-    sigma: float,
+    sigma: float | None = None,
     n0: int = 100,
     n: int = 10_000,
     alpha: float = 0.001,
@@ -226,6 +226,7 @@ def certify(
 ) -> Certificates:
     """Run CERTIFY for each input ``x[i]`` of any classifier that returns logits.
 
+    `sigma` is the standard deviation of noise on the input; without it, the noise is that inside the model (a `NoisyModel`).
     `alpha` is per input; with `simultaneous` it is divided by the number of inputs, and all certificates of this call hold
     together with probability 1 - alpha.
 
@@ -248,7 +249,7 @@ def certify(
 
 
 def predict(
-    model: nn.Module, x: Tensor, *, sigma: float, n: int = 10_000, alpha: float = 0.001, batch: int | None = None
+    model: nn.Module, x: Tensor, *, sigma: float | None = None, n: int = 10_000, alpha: float = 0.001, batch: int | None = None
 ) -> Tensor:
     """Run PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always uses fresh noise."""
     return SmoothedClassifier(model, sigma, batch=batch).predict(x, n=n, alpha=alpha)

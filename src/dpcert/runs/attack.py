@@ -9,7 +9,7 @@ import numpy as np
 
 from .._validate import integer_in
 from ..attacks.kinds import STRENGTHS, Attack, attack, check_strength
-from ..attacks.measure import Images, Smoothing, base_right, smoothed_right
+from ..attacks.measure import Images, SmoothedTarget, base_right, smoothed_right
 from ..certification.bounds import confidence_interval
 from ..certification.metrics import certified_accuracy, even_subset
 from ..certification.sweep import require_subset
@@ -38,7 +38,7 @@ class AttackRequest:
     """Attacks, strengths and target. `smoothing=None` means the base model, `examples=None` means 500 (or all if fewer)."""
 
     attacks: tuple[tuple[Attack, tuple[float, ...]], ...]
-    smoothing: Smoothing | None = None
+    smoothing: SmoothedTarget | None = None
     examples: int | str | None = None
     seed: int = 0
     batch: int | None = None
@@ -93,7 +93,7 @@ def request_for(
         raise ConfigError(f"--sigma is {sigma:g}, but the base model has no smoothing noise; add --smoothed")
     kinds = [attack(name, steps, starts) for name in dict.fromkeys(names)]
     chosen = tuple((how, STRENGTHS[how.name] if strengths is None else tuple(strengths)) for how in kinds)
-    smoothing = Smoothing(config.certification_sigma if sigma is None else sigma, votes=votes) if smoothed else None
+    smoothing = SmoothedTarget(config.certification_sigma if sigma is None else sigma, votes=votes) if smoothed else None
     return AttackRequest(chosen, smoothing, examples, seed, batch)
 
 

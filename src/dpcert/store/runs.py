@@ -31,7 +31,11 @@ def is_of_validation(name: str) -> bool:
 
 
 def rows_stem(kind: str, sigma: float, *, of_validation: bool = False, tag: str = "") -> str:
-    """The start of the name of a row file: its kind, the split unless it is the test set, the law's `tag`, and sigma."""
+    """The start of the name of a row file: its kind, the split unless it is the test set, the law's `tag`, and sigma.
+
+    What another law is worth is computed, and written with six digits.
+    """
+    sigma = float(f"{sigma:g}") if tag else sigma
     digits = f"{sigma:.2f}" if math.isclose(round(sigma, 2), sigma) else f"{sigma:g}"
     return f"{kind}{_VALIDATION if of_validation else ''}-{tag}sigma{digits}"
 
