@@ -135,6 +135,18 @@ def test_the_noise_of_stobatch_as_published_reveals_the_difference_of_two_images
         assert bool((seen[64:] == 0).all()) == revealed
 
 
+def test_a_view_has_the_noise_of_the_law_at_every_site():
+    """The law that the certificate assumes: input_scale on the pixels, standard coordinates inside (the model scales them)."""
+    model, (x, labels) = fresh("stobatch"), images(3)
+    method = dpcert.Method(views=dpcert.views.Inner(0.5, 2))
+    noise = noise_for(method, model, 3)
+    rows = method.views(model, x, labels, noise)
+    assert torch.allclose(rows[..., :64], x.flatten(1)[:, None] + 0.5 / math.sqrt(2) * noise[..., :64], atol=1e-6)
+    assert torch.equal(rows[..., 64:], noise[..., 64:])
+    clean = dpcert.views.Inner(0.5, 2, keep_original=True)(model, x, labels, noise)
+    assert torch.equal(clean[:, 0, :64], x.flatten(1)) and not bool(clean[:, 0, 64:].any())
+
+
 def test_the_column_of_the_reconstruction_has_the_gradient_of_the_error():
     model, (x, _) = fresh("stobatch"), images(3)
     rows = model.pack(x, torch.randn(3, *model.hidden_shape))

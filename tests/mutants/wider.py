@@ -35,6 +35,7 @@ INNER_NOISE = "tests/runs/test_inner_noise.py"
 LOOP = "tests/training/test_loop.py"
 LOSSES = "tests/test_losses.py"
 METHODS = "tests/test_methods.py"
+PRIOR_SYSTEMS = "tests/contracts/test_prior_systems.py"
 MIXING = "tests/contracts/test_mixing.py"
 PROOF, VISION = "tests/contracts/test_row_proof.py", "tests/contracts/test_vision.py"
 OWN_RUN = "tests/runs/test_analyze_and_attack.py"
@@ -1008,5 +1009,41 @@ WIDER = [
         "if False:",
         (f"{INNER_NOISE}::test_a_tampered_law_fails",),
         "verify believes the norm in the file",
+    ),
+    # the systems that the paper quotes
+    Mutant(
+        "models/autoencoder.py",
+        "keepdim=True) * (-2.0 / self.model.image_size)",
+        "keepdim=True) * (-1.0 / self.model.image_size)",
+        (f"{PRIOR_SYSTEMS}::test_the_column_of_the_reconstruction_has_the_gradient_of_the_error",),
+        "the reconstruction has half its gradient",
+    ),
+    Mutant(
+        "views/stobatch.py",
+        "moved = torch.minimum(torch.maximum(moved, x - self.radius), x + self.radius)",
+        "moved = torch.maximum(moved, x - self.radius)",
+        (f"{PRIOR_SYSTEMS}::test_stobatch_attacks_stay_in_their_ball_and_raise_the_loss",),
+        "an attack leaves its ball",
+    ),
+    Mutant(
+        "views/inner.py",
+        "images = x + model.input_scale * at_input",
+        "images = x + at_input",
+        (f"{PRIOR_SYSTEMS}::test_a_view_has_the_noise_of_the_law_at_every_site",),
+        "training has other noise on the pixels than the certificate",
+    ),
+    Mutant(
+        "models/systems.py",
+        "each = sigma / math.sqrt(2.0)",
+        "each = sigma / 2.0",
+        ("tests/models/test_systems.py::test_the_noise_is_worth_sigma_at_the_input",),
+        "the noise at two sites is added up instead of taken in quadrature",
+    ),
+    Mutant(
+        "privacy/statement.py",
+        'facts["clip_rule"] not in UNBOUNDED,',
+        'facts["clip_rule"] != "none",',
+        (f"{PRIOR_SYSTEMS}::test_as_published_trains_and_says_that_it_is_not_private",),
+        "a clipped batch mean passes for clipped gradients",
     ),
 ]

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ..methods import PRIOR
 from ..rounding import ceil_text
 from ..store.metrics import certification_at
 from .published import CIFAR10, QUOTED_ON, TITLES, VARIANTS
@@ -19,7 +18,7 @@ SYSTEM_TITLES = {
     "securesgd-as-published": "SecureSGD, as published",
     "stobatch-as-published": "StoBatch, as published",
 }
-METHODS = (*VARIANTS, *PRIOR)
+METHODS = (*VARIANTS, *SYSTEM_TITLES)
 RADII = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 OVERVIEW = (*("system", "epsilon", "clean %", "images", "ACR", "ACR by PixelDP's bound"), *("training, min", "a vote, µs"))
 NOTES = [
@@ -106,8 +105,8 @@ def _panel(axes: Any, index: ResultIndex, dataset: str, sigma: float) -> None:
     for method in METHODS:
         run = index.certified(dataset, method, sigma)
         if run is not None:
-            color = COLORS.get(method) or _COLORS[list(PRIOR).index(method)]
-            dashes = ":" if method.endswith("as-published") else "-" if method in PRIOR else "--"
+            color = COLORS.get(method) or _COLORS[list(SYSTEM_TITLES).index(method)]
+            dashes = ":" if method.endswith("as-published") else "-" if method in SYSTEM_TITLES else "--"
             shares = [100 * run.share(float(radius)) for radius in fine]
             axes.plot(fine, shares, color=color, linestyle=dashes, linewidth=1.4, label=title_of(method))
     for name, values in quoted.items():

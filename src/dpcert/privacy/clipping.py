@@ -138,12 +138,7 @@ class BatchMean(NoClip):
 
     def of_mean(self, tensors: list[Tensor], clip_norm: float) -> list[Tensor]:
         """Return the clipped mean gradients; biases (at most one dimension of more than 1) stay as they are."""
-        factors = [min(1.0, clip_norm / max(float(tensor.norm()), 1e-300)) for tensor in tensors]
-        return [t if is_bias(t) else t * factor for t, factor in zip(tensors, factors, strict=True)]
-
-    def scale(self, clip_norm: float, batch_size: int) -> float:
-        """Return the standard deviation of the noise."""
-        return self.noise * clip_norm / batch_size
+        return [t if is_bias(t) else t * (clip_norm / t.norm().clamp(min=clip_norm)) for t in tensors]
 
 
 def is_bias(tensor: Tensor) -> bool:

@@ -14,9 +14,9 @@ from ..errors import ModelError
 from ..gradients.engine import Clip, ClippedSum, Engine, FirstOnly, empty_sum, trainable
 from ..isolation import dissimilar_rows
 from ..methods import VIEWS, Method, Views, noise_shape, view_shape
+from ..privacy import noise as dp_noise
 from ..privacy.clipping import BatchMean
 from ..privacy.mechanism import Mechanism
-from ..privacy.noise import standard_normal
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
 from ..scale.world import ALONE, World
 from ..workers import parallel_map
@@ -100,8 +100,8 @@ def _released(context: StepContext, clipped: ClippedSum, step: int) -> Tensor:
     parts = torch.split(gradient, [parameter.numel() for parameter in parameters])
     shaped = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
     mean = torch.cat([tensor.flatten() for tensor in rule.of_mean(shaped, context.clip.norm)])
-    noise = torch.from_numpy(standard_normal(mean.numel(), context.mechanism.key, step)).to(mean.device)
-    return mean + rule.scale(context.clip.norm, context.batch_size) * noise
+    charged = ClippedSum(mean, context.clip.norm / context.batch_size, clipped.norms)  # far less than one record moves it
+    return dp_noise.add(charged, rule.noise, context.mechanism.key, step)
 
 
 def _unless_a_rank_stops(context: StepContext, compute: Callable[[], ClippedSum]) -> ClippedSum:
