@@ -116,6 +116,7 @@ def _is_possible(geometry: Geometry) -> bool:
 
 def smoothing_of(model: NoisyModel) -> Smoothing:
     """Return the law of the noise inside a model, from its weights."""
+    model.require_plain_layer()
     weight, scales = model.first.weight.detach().cpu(), model.scales.cpu()
     return law_of_layer(weight, scales, float(model.input_scale), model.geometry, normalized=model.normalize)
 
