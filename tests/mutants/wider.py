@@ -421,8 +421,8 @@ WIDER = [
     ),
     Mutant(
         "paper/pieces.py",
-        'is_papers(entry, sigma, may_skip=skips) and entry["examples"] >= examples',
-        "is_papers(entry, sigma, may_skip=skips)",
+        'is_worth(entry, sigma, may_skip=skips) and entry["examples"] >= examples',
+        "is_worth(entry, sigma, may_skip=skips)",
         (f"{PIECES}::test_too_few_examples_are_certified_further",),
         "fewer images than asked for are taken as done",
     ),

@@ -86,21 +86,20 @@ def private_step(context: StepContext, step: int) -> Tensor:
     batch = _batch_of(context, step)
     share = _unless_a_rank_stops(context, lambda: clipped_sum(context, batch, step, context.physical_batch))
     clipped = context.world.sum(share)
-    gradient = context.world.from_first(lambda: _released(context, clipped, step), like=clipped.value)
+    gradient = context.world.from_first(lambda: context.mechanism.release(clipped, step), like=clipped.value)
+    if isinstance(context.method.clip_rule, BatchMean):
+        gradient = _clipped_mean(context, context.method.clip_rule, gradient, step)
     _descend(context, gradient)
     return gradient
 
 
-def _released(context: StepContext, clipped: ClippedSum, step: int) -> Tensor:
-    """Return the noised mean gradient; with the rule of SecureSGD as published (not private), what that code uses instead."""
-    gradient, rule = context.mechanism.release(clipped, step), context.method.clip_rule
-    if not isinstance(rule, BatchMean):
-        return gradient
+def _clipped_mean(context: StepContext, rule: BatchMean, mean: Tensor, step: int) -> Tensor:
+    """Return what SecureSGD as published (not private) uses: the mean gradient, clipped as a whole and noised for C / B."""
     parameters = list(trainable(context.model).values())
-    parts = torch.split(gradient, [parameter.numel() for parameter in parameters])
+    parts = torch.split(mean, [parameter.numel() for parameter in parameters])
     shaped = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
-    mean = torch.cat([tensor.flatten() for tensor in rule.of_mean(shaped, context.clip.norm)])
-    charged = ClippedSum(mean, context.clip.norm / context.batch_size, clipped.norms)  # far less than one record moves it
+    clipped = torch.cat([tensor.flatten() for tensor in rule.of_mean(shaped, context.clip.norm)])
+    charged = ClippedSum(clipped, context.clip.norm / context.batch_size, clipped[:0])  # far less than one record moves it
     return dp_noise.add(charged, rule.noise, context.mechanism.key, step)
 
 
