@@ -18,7 +18,7 @@ from ..methods import METHODS, REGULARISERS, VIEWS, Method, combine
 from ..models.spec import ModelSpec
 from ..privacy.clipping import CLIP_RULES
 from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, validated
-from ..training.settings import GradientsConfig, HeadConfig, PrivacyConfig, Settings, TrainConfig
+from ..training.settings import GradientsConfig, HeadConfig, PrivacyConfig, SearchConfig, Settings, TrainConfig
 
 
 class DataConfig(Section):
@@ -103,6 +103,7 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     gradients: GradientsConfig = GradientsConfig()
     head: HeadConfig = HeadConfig()
+    search: SearchConfig = SearchConfig()
     certify: CertifyConfig = CertifyConfig()
 
     @property
@@ -139,7 +140,9 @@ class Config(Section):
 
     def settings(self) -> Settings:
         """The sections that the training loop needs."""
-        return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients, head=self.head)
+        return Settings(
+            train=self.train, privacy=self.privacy, gradients=self.gradients, head=self.head, search=self.search
+        )
 
     def model_spec(self) -> ModelSpec:
         """The model, its public weights and the parameters that train."""
