@@ -11,8 +11,10 @@ A trial that draws its settings costs at most the pointwise maximum of the RDP c
 Edge cases: a Poisson law can draw no trial, and then nothing is released. A single trial is a law like any other.
 """
 
+import contextlib
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
@@ -45,7 +47,9 @@ class Selection:
         one_of("the law of the number of trials", self.law, LAWS, error=BudgetError)
         finite_in("the mean number of trials", self.mean, 1.0, LARGEST_MEAN, error=BudgetError)
         if not 1 <= len(self.curves) <= MOST_CURVES:
-            raise BudgetError(f"a search has {len(self.curves)} kinds of trials, must have 1 to {MOST_CURVES}; narrow the space")
+            raise BudgetError(
+                f"a search has {len(self.curves)} kinds of trials, must have 1 to {MOST_CURVES}; narrow the space"
+            )
         for curve in self.curves:
             _check(curve)
 
@@ -87,7 +91,8 @@ class Selection:
             return None
         one_trial = np.max([_rdp_of(curve) for curve in curves], axis=0)
         selected = rdp._compute_rdp_repeat_and_select(_orders(), one_trial, float(self.mean), LAWS[self.law])
-        total: np.ndarray = np.asarray(selected) + _rdp_of(merged(earlier))
+        with np.errstate(over="ignore"):
+            total: np.ndarray = np.asarray(selected) + _rdp_of(merged(earlier))
         return total
 
 
@@ -98,6 +103,17 @@ def merged(blocks: Iterable[Iterable[Any]]) -> Curve:
         setting = (float(noise_multiplier), float(sampling_probability))
         steps[setting] = steps.get(setting, 0) + _whole(count)
     return tuple((*setting, count) for setting, count in sorted(steps.items()) if count > 0)
+
+
+def composed_epsilon(curves: Iterable[Curve], delta: float) -> float:
+    """Return epsilon by RDP of releasing all of these: what a search costs whose trials are all looked at."""
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    every = list(curves)
+    if any(rho < _SMALLEST_NOISE_MULTIPLIER for curve in every for rho, _, _ in curve):
+        return math.inf
+    total = sum((_rdp_of(merged(curve)) for curve in every), np.zeros(len(_orders())))
+    return float(rdp.compute_epsilon(_orders(), total, delta)[0])
 
 
 def trials_drawn(law: str, mean: float, uniform: float) -> int:
@@ -154,7 +170,8 @@ def _orders() -> np.ndarray:
     """The Renyi orders: dp-accounting's, and more of them between 64 and 1024, where small budgets have their optimum."""
     from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
-    return np.array(sorted({*map(float, DEFAULT_RDP_ORDERS), *(float(order) for order in range(64, 257, 8)), 384.0, 768.0}))
+    orders: np.ndarray = np.array(sorted({*map(float, DEFAULT_RDP_ORDERS), *map(float, range(64, 257, 8)), 384.0, 768.0}))
+    return orders
 
 
 @lru_cache(maxsize=256)
@@ -163,12 +180,25 @@ def _rdp_of(curve: Curve) -> np.ndarray:
     import dp_accounting
 
     accountant = dp_accounting.rdp.RdpAccountant(_orders())
-    for noise_multiplier, sampling_probability, steps in curve:
-        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(sampling_probability, gaussian), steps)
-    found = np.nan_to_num(np.maximum(accountant._rdp, 0.0), nan=np.inf)
+    with _without_warnings():
+        for noise_multiplier, sampling_probability, steps in curve:
+            gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(sampling_probability, gaussian), steps)
+    found: np.ndarray = np.nan_to_num(np.maximum(accountant._rdp, 0.0), nan=np.inf)
     found.setflags(write=False)
     return found
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence the library where a series does not converge: it then leaves out that order, which is a valid choice."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with np.errstate(over="ignore"):
+            yield
+    finally:
+        logger.disabled = before
 
 
 @lru_cache(maxsize=64)

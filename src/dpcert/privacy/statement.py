@@ -311,10 +311,11 @@ def _conditions(facts: Any, ledger: Ledger) -> list[str]:
 
 
 def _about(selection: Selection) -> list[str]:
+    law = f"{selection.law} law, mean {selection.mean:g}"
     return [
-        f"The model is the best of a random number of trials ({selection.law} law, mean {selection.mean:g}). Epsilon covers the "
-        "whole search (repeat and select, Papernot and Steinke 2022).",
-        "It holds if no other trial, no score and not the number of trials is released. Any other search or run is not charged.",
+        f"The model is the best of a random number of trials ({law}); epsilon covers the whole search.",
+        "It holds only if nothing else of the search is released: no other trial, no score, not the number of trials.",
+        "Other searches and other runs on these records are not charged.",
     ]
 
 

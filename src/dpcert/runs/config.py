@@ -140,9 +140,7 @@ class Config(Section):
 
     def settings(self) -> Settings:
         """The sections that the training loop needs."""
-        return Settings(
-            train=self.train, privacy=self.privacy, gradients=self.gradients, head=self.head, search=self.search
-        )
+        return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients, head=self.head, search=self.search)
 
     def model_spec(self) -> ModelSpec:
         """The model, its public weights and the parameters that train."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from .._validate import one_of
 from ..gradients.choose import ENGINES
-from ..privacy.selection import LARGEST_MEAN, Selection, merged
+from ..privacy.selection import LARGEST_MEAN, MOST_CURVES, Selection, merged
 from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, name_in, validated
 from .averaging import AVERAGES, AveragingKeys
 from .optimizers import OptimizerKeys
@@ -81,7 +81,7 @@ class SearchConfig(Section):
     law: Annotated[str | None, OPTIONAL] = None
     mean: float = Field(1.0, ge=1, le=LARGEST_MEAN)
     trial_epsilon: float = Field(1.0, gt=0, le=100)
-    curves: list[list[list[float]]] = []
+    curves: list[list[list[float]]] = Field([], max_length=MOST_CURVES)
 
     def stated(self) -> dict[str, Any]:
         """Return nothing without such a search: configs of other runs have no section for it."""
