@@ -108,8 +108,8 @@ class Ledger:
     @property
     def selection(self) -> Selection | None:
         """The charged search that this run is the best trial of, from the first line; None if there is none."""
-        facts = self.opening.get("repeat_and_select")
-        return None if facts is None else Selection.from_facts(facts)
+        facts = self.opening
+        return Selection.from_facts(facts["repeat_and_select"]) if "repeat_and_select" in facts else None
 
     def contains(self, head: str) -> bool:
         """Return whether a line of this ledger has the hash `head`."""
@@ -207,7 +207,7 @@ class Ledger:
             if first:
                 in_order = kind == "open" and event["format"] == _format_of(event)
                 _check_phases(event)
-                if event.get("repeat_and_select") is not None:
+                if "repeat_and_select" in event:
                     Selection.from_facts(event["repeat_and_select"])
                 for block in event.get("earlier", ()):
                     GaussianSteps(**block)

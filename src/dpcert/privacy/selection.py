@@ -91,8 +91,7 @@ class Selection:
             return None
         one_trial = np.max([_rdp_of(curve) for curve in curves], axis=0)
         selected = rdp._compute_rdp_repeat_and_select(_orders(), one_trial, float(self.mean), LAWS[self.law])
-        with np.errstate(over="ignore"):
-            total: np.ndarray = np.asarray(selected) + _rdp_of(merged(earlier))
+        total: np.ndarray = np.asarray(selected) + _rdp_of(merged(earlier))
         return total
 
 
@@ -184,7 +183,7 @@ def _rdp_of(curve: Curve) -> np.ndarray:
         for noise_multiplier, sampling_probability, steps in curve:
             gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
             accountant.compose(dp_accounting.PoissonSampledDpEvent(sampling_probability, gaussian), steps)
-    found: np.ndarray = np.nan_to_num(np.maximum(accountant._rdp, 0.0), nan=np.inf)
+    found: np.ndarray = np.nan_to_num(np.maximum(accountant._rdp, 0.0), nan=np.inf, posinf=np.inf)
     found.setflags(write=False)
     return found
 
