@@ -76,5 +76,7 @@ def assignments(data, **changes):
 
 def words(data, space, out, *more):
     """The options of ``dpcert tune`` for the same search."""
-    settings = [word for name, value in assignments(data).items() if name != "data.path" for word in ("--set", f"{name}={value}")]
+    settings = [
+        word for name, value in assignments(data).items() if name != "data.path" for word in ("--set", f"{name}={value}")
+    ]
     return ["tune", "mnist/dp-gaussian", "--space", str(space), "--data", str(data), "--out", str(out), *settings, *more]

@@ -22,6 +22,8 @@ def presets() -> None:
 
     cifar10 trains the head of the backbone only. --set model.train=last:2,norms adds a second phase that trains more layers.
 
+    DATASET/best is not a method of the paper but the recipe with the best certificates that we know.
+
     sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 
     Example:  dpcert run mnist/dp-gaussian --sigma 0.25
@@ -30,7 +32,7 @@ def presets() -> None:
     from ..runs.resolve import resolve
     from ._show import print_table
 
-    configs = {name: resolve(name, {}) for name in p.names()}
+    configs = {name: resolve(name, {}) for name in p.method_names()}
     rows = []
     for method in dict.fromkeys(name.split("/")[1] for name in configs):
         of_method = [config for name, config in configs.items() if name.split("/")[1] == method]
@@ -45,6 +47,18 @@ def presets() -> None:
     for family in p.FINE_TUNED:
         text = _family(family, {name.split("/")[1]: c for name, c in configs.items() if name.startswith(f"{family}/")})
         typer.echo(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    for dataset in p.WITH_BEST:
+        text = f"{dataset}/{p.BEST}: {_recipe(resolve(f'{dataset}/{p.BEST}', {}))}."
+        typer.echo(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+
+
+def _recipe(config: Config) -> str:
+    """What the best preset of a data set is made of."""
+    settings = [f"{name} {value}" for name, value in config.model_spec().settings.items()]
+    more = [f"training sigma x {config.method.sigma_scale:g}"] if config.method.sigma_scale != 1.0 else []
+    if not config.head.steps:
+        more += [f"learning rate {config.train.schedule}", f"average {config.train.averaging}"]
+    return ", ".join([config.method.name, " ".join([config.model.name, *settings]), _phases(config), *more])
 
 
 def _steps(config: Config) -> str:

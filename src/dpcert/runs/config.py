@@ -39,18 +39,27 @@ class ModelConfig(Section):
     """The model, the public weights it starts from, and the parameters that train.
 
     `weights` is the name of a packaged file or the path of a .safetensors file. `train` is all, head, last:N, norms, biases, or
-    a pattern of parameter names. `input_size` is the size that some models resize images to.
+    a pattern of parameter names. `input_size` is the size that some models resize images to. The keys after it are settings of
+    some models: `width` multiplies the channels, `pool` is max or average, `norm` is none, group or plain, `blur` is a fixed
+    low-pass filter (standard deviation in pixels), `input_scale` a constant factor, `stages` those whose features a head sees.
     """
 
     name: str = "cnn"
     weights: str | None = None
     train: Annotated[str, OPTIONAL] = "all"
     input_size: int | None = Field(None, ge=1, le=4096)
+    width: int | None = Field(None, ge=1, le=16)
+    pool: str | None = None
+    norm: str | None = None
+    blur: float | None = Field(None, gt=0, le=8)
+    input_scale: float | None = Field(None, gt=0, le=1000)
+    stages: str | None = None
 
 
 class MethodConfig(Section):
     """A named method, or (name = "custom") any combination of views, regulariser and clip.
 
+    `sigma` is the noise of the smoothed classifier. The noisy views have `sigma_scale` times as much.
     Each key after `keep_original` belongs to the part named by its prefix; None means the default of that part.
     """
 
@@ -59,6 +68,7 @@ class MethodConfig(Section):
     regulariser: str | None = None
     clip: str | None = None
     sigma: float = Field(0.5, gt=0, le=100)
+    sigma_scale: Annotated[float, Field(gt=0, le=10), OPTIONAL] = 1.0
     copies: int = Field(2, ge=0, le=1024)
     keep_original: bool = True
     smoothadv_radius: float | None = None
@@ -76,7 +86,7 @@ class MethodConfig(Section):
     @property
     def settings_of_parts(self) -> dict[str, float]:
         """The keys of the parts that have a value."""
-        shared = {"name", "views", "regulariser", "clip", "sigma", "copies", "keep_original"}
+        shared = {"name", "views", "regulariser", "clip", "sigma", "sigma_scale", "copies", "keep_original"}
         return self.model_dump(exclude=shared, exclude_none=True)
 
 
@@ -124,7 +134,7 @@ class Config(Section):
             parts[part] = word
         return combine(
             **parts,
-            sigma=chosen.sigma,
+            sigma=chosen.sigma * chosen.sigma_scale,
             copies=chosen.copies,
             keep_original=chosen.keep_original,
             name=chosen.name,
