@@ -96,6 +96,7 @@ JOINED_FOLDERS = {
     "report",
     "release",
     "paper",
+    "tuning",
     "cli",
     "scale",
 }  # nothing but joints; cycles are refused there too

@@ -95,7 +95,7 @@ def test_the_winner_is_the_best_trial_itself_and_not_a_retrained_one(finished):
 
 
 def test_the_winner_verifies_and_its_epsilon_covers_the_search(finished, evidence):
-    search, trials, wanted = finished
+    search, trials, _wanted = finished
     checks = verify(read_public_files(search.winner))
     assert not [check for check in checks if check.outcome == FAILED]
     statement = state(Ledger.load(search.winner / "ledger.jsonl"))

@@ -42,23 +42,12 @@ def presets() -> None:
         rows.append((method, " or ".join(sorted(epsilons)), str(built.views.copies), *cells))
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
-    typer.echo(f"A preset is DATASET/METHOD: dpcert run fashion-mnist/psac (delta: {deltas})")
-    typer.echo("Cells: optimizer, learning rate/batch size/epochs. K: noisy copies per image.")
+    best = ", ".join(f"{dataset}/{p.BEST}" for dataset in p.WITH_BEST)
+    typer.echo(f"A preset is DATASET/METHOD, or {best}")
+    typer.echo(f"Cells: optimizer, learning rate/batch size/epochs. K: noisy copies. delta: {deltas}")
     for family in p.FINE_TUNED:
         text = _family(family, {name.split("/")[1]: c for name, c in configs.items() if name.startswith(f"{family}/")})
         typer.echo(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
-    for dataset in p.WITH_BEST:
-        text = f"{dataset}/{p.BEST}: {_recipe(resolve(f'{dataset}/{p.BEST}', {}))}."
-        typer.echo(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
-
-
-def _recipe(config: Config) -> str:
-    """What the best preset of a data set is made of."""
-    settings = [f"{name} {value}" for name, value in config.model_spec().settings.items()]
-    more = [f"training sigma x {config.method.sigma_scale:g}"] if config.method.sigma_scale != 1.0 else []
-    if not config.head.steps:
-        more += [f"learning rate {config.train.schedule}", f"average {config.train.averaging}"]
-    return ", ".join([config.method.name, " ".join([config.model.name, *settings]), _phases(config), *more])
 
 
 def _steps(config: Config) -> str:

@@ -15,7 +15,7 @@ from ..privacy.selection import composed_epsilon, merged
 from ..rng import key_from_seed, secret_key
 from ..runs.config import Config
 from ..store.durable import write_atomically
-from ..store.runs import PRIVATE, RunDirectory
+from ..store.runs import LEDGER, PRIVATE, RunDirectory
 from .request import SearchRequest, key_of, store, stored
 from .rounds import RunTrials, run_rounds, settings_of
 from .trials import Result, best_of, check_trials
@@ -73,7 +73,7 @@ class UnchargedSearch:
 
     def epsilon_of_all(self, results: Sequence[Result], delta: float) -> float:
         """Epsilon of all trainings together, by RDP: what the search spent, and no statement says."""
-        ledgers = [self.trials_folder / result.trial.name / "ledger.jsonl" for result in results]
+        ledgers = [self.trials_folder / result.trial.name / LEDGER for result in results]
         releases = [list(Ledger.load(path).own_releases()) for path in ledgers if path.exists()]
         blocks = [[(r.noise_multiplier, r.sampling_probability, r.steps) for r in of_one] for of_one in releases]
         return composed_epsilon([merged(of_one) for of_one in blocks], delta)
