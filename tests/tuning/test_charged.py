@@ -102,7 +102,7 @@ def test_the_winner_verifies_and_its_epsilon_covers_the_search(finished, evidenc
     alone = compose(statement.releases, statement.delta)
     assert 0.99 * 3.0 <= statement.epsilon <= 3.0 and statement.accountant == "rdp"
     assert statement.epsilon > 1.2 * alone
-    assert len({tuple(map(tuple, curve)) for curve in trials[0].config.search.curves}) == 2, "both batch sizes are listed"
+    assert len({tuple(map(tuple, curve)) for curve in trials[0].config.search.curves or []}) == 2, "both batch sizes are listed"
     evidence(
         "D20",
         figure=f"epsilon {statement.epsilon:.3f} of 3 for the search, {alone:.3f} for its trial alone; verified",
@@ -177,6 +177,16 @@ def test_the_report_and_the_opened_run_say_the_same(finished):
     from dpcert.report.membership import membership_of
 
     assert membership_of(facts).sentence == stated.membership
+
+
+def test_training_the_winner_further_is_not_private(finished):
+    """No list of steps says what the search cost, so the steps of the winner alone must not be composed."""
+    from dpcert.runs.open import open_run
+    from dpcert.training.provenance import initial_facts
+
+    search, _, wanted = finished
+    facts = initial_facts(open_run(search.winner).model, load_data(wanted.base).x_train)
+    assert facts == {"initial_weights": "not private"}
 
 
 def test_a_finished_search_and_another_request(finished, tmp_path):

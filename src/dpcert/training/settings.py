@@ -81,7 +81,7 @@ class SearchConfig(Section):
     law: Annotated[str | None, OPTIONAL] = None
     mean: float = Field(1.0, ge=1, le=LARGEST_MEAN)
     trial_epsilon: float = Field(1.0, gt=0, le=100)
-    curves: list[list[list[float]]] = Field([], max_length=MOST_CURVES)
+    curves: list[list[list[float]]] | None = Field(None, min_length=1, max_length=MOST_CURVES)
 
     def stated(self) -> dict[str, Any]:
         """Return nothing without such a search: configs of other runs have no section for it."""
@@ -90,7 +90,7 @@ class SearchConfig(Section):
     @property
     def selection(self) -> Selection | None:
         """The event that the ledger records; None without a search."""
-        return None if self.law is None else Selection(self.law, self.mean, tuple(merged(curve) for curve in self.curves))
+        return None if self.law is None else Selection(self.law, self.mean, tuple(map(merged, self.curves or ())))
 
 
 class GradientsConfig(Section):

@@ -39,12 +39,12 @@ def tables(name: str, sigma: float | None = None) -> dict[str, Any]:
         )
     dataset, method = name.split("/")
     content = tomllib.loads(resources.files(__package__).joinpath(f"{dataset}.toml").read_text(encoding="utf-8"))
-    of_methods, at = content.pop("methods", {}), f"{0.5 if sigma is None else sigma:g}"
+    of_methods = content.pop("methods", {})
     based_on = of_methods.get(method, {}).pop("like", method)
     assignments = {"method.name": based_on}
     for name in dict.fromkeys((based_on, method)):
         overrides = of_methods.get(name, {})
-        at_sigma = overrides.pop("at-sigma", {}).get(at, {})
+        at_sigma = overrides.pop("at-sigma", {}).get(f"{0.5 if sigma is None else sigma:g}", {})
         for part in (overrides, at_sigma):
             assignments |= {f"{section}.{key}": value for section, keys in part.items() for key, value in keys.items()}
     return override(content, assignments)
