@@ -15,6 +15,7 @@ from dpcert.errors import BudgetError, ConfigError, RunError
 from dpcert.privacy.accounting import compose
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.statement import state
+from dpcert.release.export import export
 from dpcert.release.files import read_public_files
 from dpcert.release.verify import FAILED, verify
 from dpcert.runs.resolve import resolve
@@ -30,6 +31,7 @@ from dpcert.tuning.charged import ChargedSearch
 from dpcert.tuning.request import SearchRequest, with_validation
 from dpcert.tuning.runner import TrialRunner
 from dpcert.tuning.space import read_space, uniform_of
+from dpcert.tuning.uncharged import UnchargedSearch
 from tests.tuning.inside import InProcess, assignments, words, write_data, write_space
 
 KEY_OF_THREE = next(bytes([k]) * 32 for k in range(256) if 1 - 0.75**2 <= uniform_of(bytes([k]) * 32) < 1 - 0.75**3)
@@ -179,6 +181,26 @@ def test_the_report_and_the_opened_run_say_the_same(finished):
     assert membership_of(facts).sentence == stated.membership
 
 
+def test_the_bundle_of_the_winner_verifies(finished, tmp_path):
+    search, _, _ = finished
+    bundle = tmp_path / "winner.zip"
+    exported = export(search.winner, bundle)
+    assert exported.statement.accountant == "rdp" and not {"private/"} & set(exported.members)
+    assert not [check for check in verify(read_public_files(bundle)) if check.outcome == FAILED]
+
+
+def test_a_damaged_trial_is_not_named_on_the_terminal(tmp_path, monkeypatch):
+    wanted, out = request(tmp_path), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run_search(out, wanted, InProcess(stop_after=2), monkeypatch=monkeypatch)
+    metrics = out / "private" / "trials" / "trial-001" / "metrics.json"
+    metrics.write_text(metrics.read_text().replace("dp-gaussian", "dp-gaussiam"))
+    with pytest.raises(RunError, match="a trial failed") as caught:
+        run_search(out, wanted, InProcess())
+    assert "trial-0" not in str(caught.value)
+    assert "trial-001" in (out / "private" / "search.log").read_text()
+
+
 def test_training_the_winner_further_is_not_private(finished):
     """No list of steps says what the search cost, so the steps of the winner alone must not be composed."""
     from dpcert.runs.open import open_run
@@ -215,6 +237,28 @@ def test_a_failed_trial_releases_nothing_and_is_tried_again(tmp_path, monkeypatc
     assert public_files(out) == []
     _, _, released = run_search(out, wanted, again := InProcess(), monkeypatch=monkeypatch)
     assert released and again.ran == ["trial-001"]
+
+
+def test_a_folder_with_a_run_or_another_kind_of_search_is_refused(tmp_path, monkeypatch):
+    wanted, out = request(tmp_path), tmp_path / "out"
+    train(wanted.base, out)
+    open_key = RunDirectory(out)
+    open_key.store_key(bytes(32))  # as in a run that is not finished
+    open_search = SearchRequest(wanted.base, wanted.space, 2)
+    for search in (ChargedSearch(out, wanted).resumed, UnchargedSearch(out, open_search).check):
+        with pytest.raises(RunError, match="contains a run; use another --out"):
+            search()
+    assert open_key.load_key() == bytes(32)
+    other = tmp_path / "other"
+    with pytest.raises(KeyboardInterrupt):
+        run_search(other, wanted, InProcess(stop_after=0), monkeypatch=monkeypatch)
+    with pytest.raises(RunError, match="contains a charged search"):
+        UnchargedSearch(other, open_search).check()
+    third = tmp_path / "third"
+    third.mkdir()
+    UnchargedSearch(third, open_search).begin(load_data(wanted.base))
+    with pytest.raises(RunError, match="search that is not charged"):
+        ChargedSearch(third, wanted).resumed()
 
 
 def test_a_lost_key_ends_the_search(tmp_path, monkeypatch):

@@ -51,6 +51,7 @@ def space_of(tmp_path, base, text):
         ("[data]\nvalidation = [10, 20]\n", "must be the same in all trials"),
         ("[certify]\nn = [10, 20]\n", "must be the same in all trials"),
         ("[train]\nthreads = [1, 2]\n", "must be the same in all trials"),
+        ("[method]\nstability_gamma = [1.0]\n", "method.stability_gamma is set, but"),
         ("not toml", "is not TOML"),
     ],
 )

@@ -129,8 +129,6 @@ def _print_cost(search: UnchargedSearch, summary: Summary, request: SearchReques
 
 def _charged(folder: Path, request: SearchRequest, data: Dataset, place: Placement, model: str | None) -> None:
     search = ChargedSearch(folder, request)
-    if (folder / TABLE).exists() or (folder / "search.json").exists():
-        raise RunError(f"{folder} contains a search that is not charged; use another --out")
     if search.resumed() and search.is_finished:
         search.forget_key()
         _print_winner(search, "already finished, nothing to do")

@@ -52,22 +52,10 @@ def tune(
     examples: Annotated[
         str | None, typer.Option(metavar="N|all", help="Number of held-out records to certify.", show_default="500")
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Number of trials to run in parallel.", show_default="1; with --on ray what the nodes can hold"),
-    ] = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            metavar="processes|ray[://HOST:PORT]",
-            help="Where to run: processes of this machine, or a Ray cluster whose nodes see the --out folder at the same path.",
-        ),
-    ] = "processes",
-    cpus_per_task: Annotated[
-        int | None, typer.Option(help="Cores of each trial.", show_default="the cores of this machine / jobs; with --on ray 1")
-    ] = None,
-    gpus_per_task: Annotated[int, typer.Option(help="GPUs of each trial. 1 or more runs on CUDA, 0 on the CPU.")] = 0,
+    jobs: o.Jobs = None,
+    on: o.On = "processes",
+    cpus_per_task: o.CpusPerTask = None,
+    gpus_per_task: o.GpusPerTask = 0,
     set_: o.Set = None,
 ) -> None:
     """Search settings on held-out training records (data.validation), scored by the average certified radius.
@@ -78,9 +66,9 @@ def tune(
 
     Rerun the same command to resume. More --trials extend a search that is not charged.
 
-    Example:  dpcert tune fashion-mnist/dp-gaussian --space examples/space.toml --trials 12 --jobs 2
+    Example:  dpcert tune fashion-mnist/dp-gaussian+consistency --space examples/space.toml --trials 12
 
-    Example:  dpcert tune fashion-mnist/dp-gaussian --space examples/space.toml --trials 10 --charge
+    Example:  dpcert tune fashion-mnist/dp-gaussian+consistency --space examples/space.toml --trials 10 --charge
     """
     from ..scale.placement import Placement
     from . import _tune as work

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.dataset import Dataset
-from ..errors import RunError
+from ..errors import DpcertError, RunError
 from ..privacy.selection import trials_drawn
 from ..rng import secret_key
 from ..sections import validated
@@ -23,11 +23,11 @@ from ..store.metrics import read_metrics
 from ..store.runs import CONFIG, CURVE, LEDGER, METRICS, MODEL, RunDirectory
 from ..training.settings import SearchConfig
 from .budget import Charge, charged
-from .request import SearchRequest, store, stored
+from .request import CHARGED_REQUEST, REQUEST, SearchRequest, refuse_run, store, stored
 from .space import uniform_of
 from .trials import Result, Trial, best_of, check_trials
 
-WINNER, _REQUEST, _TRIALS, _LOG = "winner", "request.json", "trials", "search.log"
+WINNER, _TRIALS, _LOG = "winner", "trials", "search.log"
 _RELEASED = (CONFIG, LEDGER, MODEL, CURVE)  # and metrics.json, without the score
 
 
@@ -47,8 +47,11 @@ class ChargedSearch:
         return self.winner.exists()
 
     def resumed(self) -> bool:
-        """Whether the directory has a search of the same request already; raises if it has another one."""
-        facts = stored(self.directory.private / _REQUEST, self._request)
+        """Whether the directory has a search of the same request already; raises if it has another one, or a run."""
+        refuse_run(self.directory)
+        if (self.directory.path / REQUEST).exists():
+            raise RunError(f"{self.directory.path} contains a search that is not charged; use another --out")
+        facts = stored(self.directory.private / CHARGED_REQUEST, self._request)
         if facts is not None and not self.is_finished and self.directory.load_key() is None:
             raise RunError(f"{self.directory.key} is missing; the search cannot be resumed without it: use another --out")
         return facts is not None
@@ -58,15 +61,15 @@ class ChargedSearch:
         if not self.resumed():
             search = charged(self._request.base, self._request.space, data, Charge(self._law, float(self._request.trials)))
             self.directory.store_key(secret_key())
-            store(self.directory.private / _REQUEST, self._request, trial=search.model_dump())
-        key, facts = self.directory.load_key(), stored(self.directory.private / _REQUEST, self._request)
+            store(self.directory.private / CHARGED_REQUEST, self._request, trial=search.model_dump())
+        key, facts = self.directory.load_key(), stored(self.directory.private / CHARGED_REQUEST, self._request)
         assert key is not None and facts is not None
         trials = self._drawn(key, facts["trial"])
         check_trials([trial.config for trial in trials], len(data.x_train))
         return trials
 
     def _drawn(self, key: bytes, section: dict[str, Any]) -> list[Trial]:
-        search = validated(SearchConfig, section, _REQUEST)
+        search = validated(SearchConfig, section, CHARGED_REQUEST)
         count = trials_drawn(self._law, float(self._request.trials), uniform_of(key))
         return [self._trial(number, key, search) for number in range(count)]
 
@@ -79,9 +82,14 @@ class ChargedSearch:
 
     def run(self, trials: Sequence[Trial], run: Callable[[Sequence[Trial]], list[Result]]) -> bool:
         """Run all trials, release the best, destroy the key. Returns False if the law drew no trial: nothing is released."""
-        results = run(trials)
+        failed = RunError(f"a trial failed, so nothing is released; see {self.log}, then rerun the same command to resume")
+        try:
+            results = run(trials)
+        except DpcertError as error:
+            self.note(f"FAILED: {error}")
+            raise failed from None  # the message may name a trial, and with it how many there are
         if any(result.score is None for result in results):
-            raise RunError(f"a trial failed, so nothing is released; see {self.log}, then rerun the same command to resume")
+            raise failed
         best = best_of(results)
         if best is not None:
             self._release(RunDirectory(self.trials_folder / best.trial.name))

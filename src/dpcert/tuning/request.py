@@ -12,9 +12,11 @@ from ..privacy.selection import LAWS
 from ..rng import KEY_BYTES
 from ..runs.config import SPEED_KEYS, Config
 from ..store.durable import read_checked_json, write_checked_json
+from ..store.runs import RunDirectory
 from .space import Range, Space
 
 RANDOM, HALVING = "random", "halving"
+REQUEST, CHARGED_REQUEST = "search.json", "request.json"  # the second is in private/
 _MOST_TRIALS, _MOST_SEEDS = 10_000, 100
 _LARGEST_VALIDATION, _SHARE = 10_000, 6  # by default a sixth of the records is held out, at most 10,000
 
@@ -74,6 +76,12 @@ def _that_matters(base: Config) -> dict[str, Any]:
 
 def _plain(dimension: list[Any] | Range) -> Any:
     return dimension if isinstance(dimension, list) else {"low": dimension.low, "high": dimension.high, "log": dimension.log}
+
+
+def refuse_run(directory: RunDirectory) -> None:
+    """Raise if a folder is that of a run: its private/ has the key of the run."""
+    if any(file.exists() for file in (directory.config, directory.ledger, directory.model)):
+        raise RunError(f"{directory.path} contains a run; use another --out")
 
 
 def store(path: Path, request: SearchRequest, **more: Any) -> None:

@@ -108,7 +108,7 @@ def read_space(path: Path, base: Config) -> Space:
         raise ConfigError(f"{path} is an empty space; give at least one key {_HOW}")
     for name, dimension in space.dimensions.items():
         for value in dimension if isinstance(dimension, list) else [dimension.low, dimension.high]:
-            space.apply(base, {name: value})
+            space.apply(base, {name: value}).build_method()
     return space
 
 

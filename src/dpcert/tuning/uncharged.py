@@ -16,11 +16,11 @@ from ..rng import key_from_seed, secret_key
 from ..runs.config import Config
 from ..store.durable import write_atomically
 from ..store.runs import LEDGER, PRIVATE, RunDirectory
-from .request import SearchRequest, key_of, store, stored
+from .request import CHARGED_REQUEST, REQUEST, SearchRequest, key_of, refuse_run, store, stored
 from .rounds import RunTrials, run_rounds, settings_of
 from .trials import Result, best_of, check_trials
 
-REQUEST, TRIALS, TABLE, BEST = "search.json", "trials", "trials.tsv", "best.toml"
+TRIALS, TABLE, BEST = "trials", "trials.tsv", "best.toml"
 _COLUMNS = ("trial", "rung", "seed", "acr", "acr_low", "acr_high", "certified_at_0.25", "clean_accuracy", "seconds", "settings")
 
 
@@ -43,8 +43,9 @@ class UnchargedSearch:
     def check(self) -> None:
         """Raise if the directory has another search."""
         out = self.directory.path
-        if (out / PRIVATE).exists():
-            raise RunError(f"{out} contains a charged search or a run; use another --out")
+        if (out / PRIVATE / CHARGED_REQUEST).exists():
+            raise RunError(f"{out} contains a charged search; add --charge to resume it, or use another --out")
+        refuse_run(self.directory)
         stored(out / REQUEST, self._request)
 
     def begin(self, data: Dataset) -> bytes:
