@@ -208,6 +208,9 @@ def _with(facts, **changes):
         ({"repeat_and_select": {"law": "geometric", "mean": 4, "curves": [[[1.0, 0.1]]]}}, "not a valid event"),
         ({"repeat_and_select": {"law": "geometric", "mean": 4, "curves": [[["x", 0.1, 5]]]}}, "not a valid event"),
         ({"repeat_and_select": {"law": "geometric", "mean": 4, "curves": [[[1.0, 0.1, 5.5]]]}}, "not a valid event"),
+        ({"repeat_and_select": {"law": "geometric", "mean": 4, "curves": [[["1.0", 0.1, 5]]]}}, "not a valid event"),
+        ({"repeat_and_select": {"law": "geometric", "mean": 4, "curves": [[[True, 0.1, 5]]]}}, "not a valid event"),
+        ({"repeat_and_select": {"law": "geometric", "mean": 4, "curves": [[[1.0, 0.1, True]]]}}, "not a valid event"),
         ({"repeat_and_select": {"law": "geometric", "mean": 4, "curves": 7}}, "not a valid event"),
     ],
 )

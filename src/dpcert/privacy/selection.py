@@ -46,10 +46,9 @@ class Selection:
     def __post_init__(self) -> None:
         one_of("the law of the number of trials", self.law, LAWS, error=BudgetError)
         finite_in("the mean number of trials", self.mean, 1.0, LARGEST_MEAN, error=BudgetError)
-        if not 1 <= len(self.curves) <= MOST_CURVES:
-            raise BudgetError(
-                f"a search has {len(self.curves)} kinds of trials, must have 1 to {MOST_CURVES}; narrow the space"
-            )
+        if not self.curves or sum(map(len, self.curves)) > MOST_CURVES:  # a hostile ledger must not take hours
+            count = len(self.curves)
+            raise BudgetError(f"a search has {count} kinds of trials, must have 1 to {MOST_CURVES}; narrow the space")
         for curve in self.curves:
             _check(curve)
 
@@ -99,7 +98,7 @@ def merged(blocks: Iterable[Iterable[Any]]) -> Curve:
     """Return releases with the steps of equal settings added up, in a fixed order."""
     steps: dict[tuple[float, float], int] = {}
     for noise_multiplier, sampling_probability, count in blocks:
-        setting = (float(noise_multiplier), float(sampling_probability))
+        setting = (_number(noise_multiplier), _number(sampling_probability))
         steps[setting] = steps.get(setting, 0) + _whole(count)
     return tuple((*setting, count) for setting, count in sorted(steps.items()) if count > 0)
 
@@ -147,6 +146,10 @@ def _gamma(mean: float) -> float:
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     return float(rdp._gamma_truncated_negative_binomial(LAWS["logarithmic"], float(mean)))
+
+
+def _number(value: Any) -> float:
+    return finite_in("noise multiplier or sampling probability", value, 0.0, 1e6, error=BudgetError)
 
 
 def _whole(count: Any) -> int:
