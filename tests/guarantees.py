@@ -35,6 +35,7 @@ PROMISES = {
     "D17": "phases: one ledger composes all phases to the stated epsilon",
     "D18": "ranks: any number of them gives the same ledger and weights; a killed rank loses and double-charges nothing",
     "D19": "engines on pretrained models: isolation, sensitivity and equality with the reference",
+    "D20": "charged tuning: the winner's epsilon covers the whole search, and nothing else of the search is released",
     "D21": "mixing models: refused, and past the check one record still moves the sum by at most C",
     "D22": "warm starts: weights that have seen the records never get a finite epsilon that ignores it",
     "C1": "coverage of certificates at alpha = 0.001",
