@@ -47,6 +47,7 @@ RANK = {
     "release": 8,
     "paper": 8,
     "tuning": 8,
+    "serve": 8,
     "cli": 9,
     "__init__": 10,
     "__main__": 10,
@@ -103,6 +104,7 @@ JOINED_FOLDERS = {
     "tuning",
     "cli",
     "scale",
+    "serve",
 }  # nothing but joints; cycles are refused there too
 
 
