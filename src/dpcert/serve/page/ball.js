@@ -1,0 +1,63 @@
+// The certificate as a picture: your image in the middle, the ball of images that get the same answer, the attack's path.
+
+const SVG = "http://www.w3.org/2000/svg", SIZE = 320, CENTER = SIZE / 2, OUTER = 138, THUMB = 52;
+
+function element(name, attributes, text = "") {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  return made;
+}
+
+export class Ball {
+  constructor(root) {
+    this.root = root;
+    this.svg = element("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, "aria-hidden": "true" });
+    root.replaceChildren(this.svg);
+    this.show({});
+  }
+
+  // `radius` of the certificate (0: none), `reach` = the largest distance of the picture, `picture` = a canvas for the middle,
+  // `asked` = attacked images that were asked [{distance, kind: same|other|none}], `at` = the distance of the slider.
+  show({ radius = 0, reach = 0, picture = null, asked = [], at = null }) {
+    const most = Math.max(reach, 1.35 * radius, 0.1), scale = OUTER / most;
+    this.svg.replaceChildren(
+      ...this.rings(most, scale, radius), ...this.disc(radius * scale), ...this.path(at, asked, scale), ...this.middle(picture),
+      ...this.label(radius, scale),
+    );
+  }
+
+  rings(most, scale, radius) {
+    if (!radius) return [element("circle", { class: "ring empty", cx: CENTER, cy: CENTER, r: OUTER * 0.72 })];
+    const step = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5].find((size) => most / size <= 5) ?? 10, made = [];
+    for (let k = 1; k * step <= most * 1.001; k++) {
+      const r = k * step * scale;
+      made.push(element("circle", { class: "ring", cx: CENTER, cy: CENTER, r }));
+      made.push(element("text", { class: "tick", x: CENTER, y: CENTER + r - 3 }, String(Number((k * step).toFixed(3)))));
+    }
+    return made;
+  }
+
+  disc(r) {
+    return r > 0 ? [element("circle", { class: "disc", cx: CENTER, cy: CENTER, r })] : [];
+  }
+
+  path(at, asked, scale) {
+    if (at === null) return [];
+    const x = (distance) => CENTER + distance * scale;
+    const dots = asked.map(({ distance, kind }) => element("circle", { class: `asked-dot ${kind}`, cx: x(distance), cy: CENTER, r: 5 }));
+    return [element("path", { class: "ray", d: `M${CENTER} ${CENTER}H${CENTER + OUTER}` }), ...dots, element("circle", { class: "here", cx: x(at), cy: CENTER, r: 7.5 })];
+  }
+
+  middle(picture) {
+    if (!picture) return [element("circle", { class: "dot", cx: CENTER, cy: CENTER, r: 4 })];
+    const corner = CENTER - THUMB / 2, href = picture.toDataURL(), box = { x: corner, y: corner, width: THUMB, height: THUMB };
+    return [element("image", { ...box, href, preserveAspectRatio: "xMidYMid meet" }), element("rect", { class: "frame", ...box, rx: 3 })];
+  }
+
+  label(radius, scale) {
+    if (!radius) return [];
+    const edge = CENTER - radius * scale * Math.SQRT1_2; // on the upper left of the ball
+    return [element("path", { class: "spoke", d: `M${CENTER} ${CENTER}L${edge} ${edge}` }), element("circle", { class: "edge", cx: edge, cy: edge, r: 3 })];
+  }
+}
