@@ -1,20 +1,21 @@
 // The attack: move the image away from its answer, inside the certificate and beyond it.
 
+import { Ball } from "./ball.js";
 import { distance } from "./smooth.js";
 import { show, showDifference } from "./image.js";
-import { askedWords, attackState, distanceText } from "./words.js";
+import { askedWords, attackState, distanceText, radiusText } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const STEPS = 1000; // of the slider
 const BEYOND = 2.5; // the path ends at this multiple of the radius
-const SHORTEST = 0.25; // but not before this distance
+const SHORTEST = 1; // but not before this distance
 const FURTHEST = 10; // the longest attack that the server makes
 const WALK = 12; // images asked on the way out, at most
 
 export class Attack {
-  // `moved({at, asked, reach})` redraws the ball; `task(button, work)` runs one request at a time and reports its errors.
-  constructor(engine, facts, { moved, task, votes }) {
-    Object.assign(this, { engine, facts, moved, task, votes });
+  // `task(work)` runs one request at a time and reports its errors; `votes()` is how many to cast for an answer.
+  constructor(engine, facts, { task, votes }) {
+    Object.assign(this, { engine, facts, votes, ball: new Ball($("path")) });
     $("find").addEventListener("click", () => task(this.find.bind(this)));
     $("recheck").addEventListener("click", () => task(this.recheck.bind(this)));
     $("walk").addEventListener("click", () => task(this.walk.bind(this)));
@@ -25,8 +26,8 @@ export class Attack {
   reset(image, result) {
     Object.assign(this, { image, result, asked: [], end: null });
     $("attack").hidden = result.abstained;
-    $("attack-stage").hidden = $("walk").hidden = true;
-    $("find").hidden = false;
+    $("attack-stage").hidden = true;
+    $("find-row").hidden = false;
     $("asked").replaceChildren();
   }
 
@@ -37,16 +38,12 @@ export class Attack {
     this.end = end;
     this.reach = distance(image, end);
     $("strength").style.setProperty("--share", `${Math.min(100, (100 * result.radius) / this.reach)}%`);
-    $("attack-stage").hidden = $("walk").hidden = false;
-    $("find").hidden = true;
+    $("attack-stage").hidden = false;
+    $("find-row").hidden = true;
     $("strength").value = Math.round((0.6 * STEPS * result.radius) / this.reach);
     show($("before"), image, this.facts.input_shape);
     this.slide();
     $("strength").focus();
-  }
-
-  get at() {
-    return (this.reach * $("strength").value) / STEPS;
   }
 
   // The point of the straight path from the image to the end of the attack; inside [0, 1], as both ends are.
@@ -64,7 +61,12 @@ export class Attack {
     $("attack-state").classList.toggle("none", at >= result.radius);
     show($("after"), point, facts.input_shape);
     showDifference($("change"), image, point, facts.input_shape);
-    this.moved({ at, asked: this.asked, reach: this.reach });
+    this.drawPath(at);
+  }
+
+  drawPath(at) {
+    this.ball.show({ radius: this.result.radius, reach: this.reach, picture: $("before"), asked: this.asked, at });
+    $("path").setAttribute("aria-label", `The attack at distance ${distanceText(at)}, the ball ends at ${radiusText(this.result.radius)}`);
   }
 
   async recheck(signal) {
@@ -77,7 +79,7 @@ export class Attack {
     Object.assign(line.dataset, { class: again.abstained ? -1 : again.selected, distance: at, radius: again.radius });
     line.textContent = askedWords(at, again, result, facts);
     $("asked").prepend(line);
-    this.moved({ at, asked: this.asked, reach: this.reach });
+    this.drawPath(at);
     return kind;
   }
 

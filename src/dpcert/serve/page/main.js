@@ -66,7 +66,7 @@ function prepare() {
   const names = Array.from({ length: facts.classes }, (_, label) => words.className(facts, label));
   bars = new Bars($("bars"), names);
   ball = new Ball($("ball"));
-  attack = new Attack(engine, facts, { moved: drawBall, task, votes: () => Number($("count").value) });
+  attack = new Attack(engine, facts, { task, votes: () => Number($("count").value) });
   const counts = [...new Set([Math.min(FEWER_VOTES, facts.n), facts.n])];
   $("count").replaceChildren(...counts.map((n) => new Option(words.whole(n), n, n === facts.n, n === facts.n)));
   const [channels, height, width] = facts.input_shape;
@@ -87,6 +87,7 @@ function preparePad(size) {
 // Show the drawing area, or the chosen image in its place.
 function useDrawing(drawing) {
   state.image = drawing ? null : state.image;
+  if (drawing) $("chosen-words").textContent = "";
   $("drawing").hidden = $("undo").hidden = $("clear").hidden = !drawing;
   $("chosen").hidden = drawing || !state.image;
   $("redraw").hidden = drawing || !pad;
@@ -108,7 +109,7 @@ function listen() {
 function open(file) {
   return task(async (signal) => {
     const { image, exact } = await fromFile(file, facts.input_shape);
-    choose(DRAWN.has(facts.dataset) && !exact ? asDigit(image) : image);
+    choose(DRAWN.has(facts.dataset) && !exact ? asDigit(image) : image, file.name);
     await ask(signal);
   });
 }
@@ -123,9 +124,10 @@ function asDigit(image) {
   return height === width ? normalized(clean, width, width) : clean;
 }
 
-function choose(image) {
+function choose(image, about = "") {
   state.image = image;
   useDrawing(false);
+  $("chosen-words").textContent = about;
   show($("chosen"), image, facts.input_shape);
   $("ask").disabled = false;
 }
@@ -135,17 +137,18 @@ async function fillGallery() {
   $("gallery").hidden = items.length === 0;
   $("thumbs").replaceChildren(...items.map(thumb));
   if (pad && !items.length) useDrawing(true);
-  if (!DRAWN.has(facts.dataset) && items.length) choose(await items[0].load());
+  if (!DRAWN.has(facts.dataset) && items.length) choose(await items[0].load(), `Test image ${items[0].index}, labeled ${words.className(facts, items[0].label)}`);
 }
 
 function thumb({ index, label, url, load }) {
-  const button = Object.assign(document.createElement("button"), { type: "button", className: "thumb", title: `test image ${index}` });
-  button.setAttribute("aria-label", `Test image ${index}, ${words.className(facts, label)}`);
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "thumb" });
+  const about = `Test image ${index}, labeled ${words.className(facts, label)}`;
+  button.setAttribute("aria-label", about);
   const picture = document.createElement(url ? "img" : "canvas");
   if (url) Object.assign(picture, { src: url, alt: "" });
   else load().then((image) => show(picture, image, facts.input_shape));
   button.append(picture);
-  button.addEventListener("click", () => task(async (signal) => (choose(await load()), await ask(signal))));
+  button.addEventListener("click", () => task(async (signal) => (choose(await load(), about), await ask(signal))));
   return button;
 }
 
@@ -197,11 +200,11 @@ function waitForVotes(image, n) {
   $("attack").hidden = true;
   show($("middle"), image, facts.input_shape);
   bars.show(new Array(facts.classes).fill(0), n);
-  Object.assign($("answer"), { textContent: "…" }).dataset.class = "";
-  Object.assign($("radius"), { textContent: "…" }).dataset.radius = "";
-  $("answer-words").textContent = "The votes arrive.";
+  Object.assign($("answer"), { textContent: "–" }).dataset.class = "";
+  Object.assign($("radius"), { textContent: "–" }).dataset.radius = "";
+  $("answer-words").textContent = "Counting votes …";
   $("radius-words").textContent = "The radius appears after the last vote.";
-  drawBall({});
+  drawBall();
 }
 
 function arriving(cast, votes, n) {
@@ -214,16 +217,17 @@ function answer(result) {
   bars.show(result.votes, result.n, result.abstained ? null : label);
   Object.assign($("answer"), { textContent: result.abstained ? "?" : words.className(facts, label) }).dataset.class = label;
   Object.assign($("radius"), { textContent: result.abstained ? "–" : words.radiusText(result.radius) }).dataset.radius = result.radius;
+  $("answer").classList.toggle("word", $("answer").textContent.length > 3);
   $("answer-words").textContent = words.answerWords(result);
   $("radius-words").textContent = words.radiusWords(result);
   $("tally").textContent = `All ${words.whole(result.n)} votes are cast, after ${words.whole(result.n0)} others that chose the class.`;
-  drawBall({});
+  drawBall();
   say(words.spoken(result, facts));
 }
 
-function drawBall(path) {
+function drawBall() {
   const radius = state.result?.radius ?? 0;
-  ball.show({ radius, picture: state.image && $("middle"), ...path });
+  ball.show({ radius, picture: state.image && $("middle") });
   $("ball").setAttribute("aria-label", radius ? `A ball of radius ${words.radiusText(radius)} around your image` : "No certificate yet");
 }
 
