@@ -22,10 +22,11 @@ export function certifiedRadius(pLower, sigma) {
   return pLower > 0.5 ? sigma * normalQuantile(pLower) : 0;
 }
 
-// z with Phi(z) = p, for 1/2 < p < 1: Newton's method on the logarithm of the upper tail, which is concave.
+// z with Phi(z) = p, for 1/2 < p < 1: Newton's method on the logarithm of the upper tail. It is concave, so the steps from
+// an upper bound, 1 - Phi(z) <= exp(-z^2 / 2) / 2, do not pass the solution.
 export function normalQuantile(p) {
   const logTarget = Math.log(1 - p); // 1 - p is exact for p >= 1/2
-  let z = 0;
+  let z = Math.sqrt(-2 * (logTarget + Math.LN2));
   for (let step = 0; step < 100; step++) {
     const tail = upperTail(z), next = z + (Math.log(tail) - logTarget) * tail / density(z);
     if (Math.abs(next - z) <= 1e-16 * Math.abs(next)) return next;
@@ -57,9 +58,12 @@ function logTail(successes, trials, p) {
   return logBelow(a, b, p);
 }
 
+// The terms of Stirling's formula are combined by hand: their sum is small, and each of them is large.
 function logBelow(a, b, x) {
-  const front = a * Math.log(x) + b * Math.log1p(-x) + logGamma(a + b) - logGamma(a) - logGamma(b) - Math.log(a);
-  return front + Math.log(betaFraction(a, b, x));
+  const n = a + b;
+  const deviance = a * Math.log(a / (n * x)) + b * Math.log(b / (n * (1 - x)));
+  const corrections = stirlingError(n) - stirlingError(a) - stirlingError(b);
+  return corrections - deviance + 0.5 * Math.log(b / (n * a)) - HALF_LOG_2PI + Math.log(betaFraction(a, b, x));
 }
 
 // The continued fraction of the incomplete beta function, by Lentz's method; converges fast for x < (a + 1) / (a + b + 2).
@@ -79,11 +83,13 @@ function betaFraction(a, b, x) {
   return value;
 }
 
-// Stirling's series after a shift to arguments of at least 20: an error below 1e-16 of the value.
-function logGamma(value) {
-  let z = value, shift = 0;
-  for (; z < 20; z++) shift += Math.log(z);
+// log Gamma(z) - ((z - 1/2) log z - z + log(2 pi) / 2) for a whole number z, to 1e-15: a series from 20 on, below it from z!.
+function stirlingError(z) {
+  if (z < 20) {
+    let logGamma = 0;
+    for (let k = 2; k < z; k++) logGamma += Math.log(k);
+    return logGamma - ((z - 0.5) * Math.log(z) - z + HALF_LOG_2PI);
+  }
   const w = 1 / (z * z);
-  const series = (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w / 1188)))) / z;
-  return (z - 0.5) * Math.log(z) - z + HALF_LOG_2PI + series - shift;
+  return (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w / 1188)))) / z;
 }

@@ -1,0 +1,50 @@
+"""A drawing becomes what the makers of MNIST made of theirs."""
+
+import numpy as np
+import pytest
+
+from dpcert.data.registry import load_dataset
+from tests.serve.node import in_node, needs_node
+
+pytestmark = needs_node
+NORMALIZED = """
+const { normalized } = await import("./digit.js");
+return given.map((ink) => [...normalized(Float32Array.from(ink), 280, 28)]);
+"""
+
+
+def drawn(image, zoom, dx, dy):
+    """A digit on a fine pad of 280 x 280: larger, somewhere else."""
+    fine = np.kron(image, np.ones((zoom, zoom)))
+    inked = np.argwhere(fine > 0.1)
+    (top, left), (bottom, right) = inked.min(axis=0), inked.max(axis=0) + 1
+    pad = np.zeros((280, 280))
+    pad[dy : dy + bottom - top, dx : dx + right - left] = fine[top:bottom, left:right]
+    return pad
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("mnist").x_test[:12, 0].numpy()
+
+
+def test_a_digit_drawn_elsewhere_and_larger_is_the_digit_again(digits):
+    pads = [drawn(image, 7 + number % 4, 5 + number, 40 - 2 * number) for number, image in enumerate(digits)]
+    ours = np.array(in_node(NORMALIZED, [pad.ravel().round(3).tolist() for pad in pads])).reshape(-1, 28, 28)
+    assert np.abs(ours - digits).mean() < 0.04 < 0.1 < digits.mean(axis=(1, 2)).min() + 0.1
+    twin = np.abs(np.roll(ours, 2, axis=2) - digits).mean()  # two pixels off the center
+    assert twin > 2 * np.abs(ours - digits).mean()
+
+
+def test_the_center_of_mass_is_the_center_and_the_longer_side_is_20(digits):
+    ours = np.array(in_node(NORMALIZED, [drawn(digits[0], 8, 60, 3).ravel().round(3).tolist()])[0]).reshape(28, 28)
+    places = np.arange(28) + 0.5
+    assert abs((ours.sum(axis=0) * places).sum() / ours.sum() - 14) < 0.05
+    assert abs((ours.sum(axis=1) * places).sum() / ours.sum() - 14) < 0.05
+    rows = np.flatnonzero(ours.max(axis=1) > 0.1)
+    assert 19 <= rows.max() - rows.min() + 1 <= 22
+    assert 0 <= ours.min() and ours.max() <= 1
+
+
+def test_an_empty_drawing_is_black():
+    assert not any(in_node(NORMALIZED, [[0] * 78400])[0])
