@@ -44,6 +44,7 @@ RANK = {
     "report": 6,
     "release": 8,
     "paper": 8,
+    "serve": 8,
     "cli": 9,
     "__init__": 10,
     "__main__": 10,
@@ -97,6 +98,7 @@ JOINED_FOLDERS = {
     "paper",
     "cli",
     "scale",
+    "serve",
 }  # nothing but joints; cycles are refused there too
 
 

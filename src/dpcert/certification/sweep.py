@@ -24,7 +24,7 @@ from .chosen import chosen
 from .heads import heads_in
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .smooth import Counter
-from .votes import OneInput, Voter
+from .votes import FreshVotes, OneInput, Voter
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
 _NO_LABEL = -2  # neither a class nor "abstain"
@@ -219,6 +219,13 @@ class SmoothedClassifier:
             radius=radius,
             alpha=alpha,
         )
+
+    def ready(self, x: Tensor) -> list[FreshVotes]:
+        """Prepare for inputs like `x` in a service: return counters that last, one per worker, each for one thread at a time.
+
+        Every answer must use its own secret key: ``counter.with_key(secret_key())``.
+        """
+        return self._voter.lasting(check_inputs(x), secret_key())
 
     def counters(self, x: Tensor, request: Request, key: bytes) -> AbstractContextManager[list[Counter]]:
         """Return counters for the inputs `x`, one per worker; their noise is a function of `key`."""

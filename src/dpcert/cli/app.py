@@ -35,6 +35,7 @@ from . import (
     report,
     reproduce,
     run,
+    serve,
     train,
     verify,
 )
@@ -62,6 +63,7 @@ app.command("account", rich_help_panel=INSPECT)(account.account)
 app.command("audit", rich_help_panel=INSPECT)(audit.audit)
 app.command("verify", rich_help_panel=SHARE)(verify.verify)
 app.command("export", rich_help_panel=SHARE)(export.export)
+app.command("serve", rich_help_panel=SHARE)(serve.serve)
 app.command("methods", rich_help_panel=LIST)(methods.methods)
 app.command("presets", rich_help_panel=LIST)(presets.presets)
 app.add_typer(data.app, name="data", rich_help_panel=LIST)
