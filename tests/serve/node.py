@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcert.serve.files import page_files
+from dpcert.serve.pages import page_files
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="no Node.js on this machine (Debian: apt-get install nodejs)")
@@ -19,12 +19,12 @@ def in_node(script: str, given: object = None, changed: dict[str, tuple[str, str
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "package.json").write_text('{"type": "module"}')
-        for name, content in page_files().items():
+        for name, file in page_files().items():
             if name.endswith(".js"):
-                old, new = (changed or {}).get(Path(name).name, ("", ""))
-                text = content.decode()
+                old, new = (changed or {}).get(name, ("", ""))
+                text = file.content.decode()
                 assert old in text
-                (home / Path(name).name).write_text(text.replace(old, new, 1) if old else text)
+                (home / name).write_text(text.replace(old, new, 1) if old else text)
         (home / "given.json").write_text(json.dumps(given))
         (home / "run.js").write_text(
             'import fs from "node:fs";\nconst given = JSON.parse(fs.readFileSync(new URL("given.json", import.meta.url)));\n'

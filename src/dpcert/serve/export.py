@@ -15,9 +15,9 @@ from ..certification.votes import voting_copy
 from ..errors import ModelError, RunError
 from ..runs.open import OpenRun
 from ..store.durable import cannot_write
-from .files import page_files
 from .gallery import Gallery, gallery_of
 from .model import served
+from .pages import INDEX, page_files
 from .runtime import runtime_files
 from .settings import Asked
 
@@ -51,16 +51,14 @@ def write_demo(
 
 
 def demo_page() -> dict[str, bytes]:
-    """Return the page as it is served without a server: it computes the votes, and its own head sets the policy."""
-    files = page_files()
-    index = files["index.html"].decode()
+    """Return the page by URL, as it works without a server: it computes the votes, and its head sets the policy."""
+    files = {f"page/{name}": file.content for name, file in page_files().items() if name != "server.js"}
+    index = files.pop(f"page/{INDEX}").decode()
     if index.count(_SERVER) != 1:
         raise RuntimeError("index.html does not say where the votes are computed")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     referrer = '<meta name="referrer" content="no-referrer">'
-    files["index.html"] = index.replace(_SERVER, f"{policy}\n{referrer}\n{_BROWSER}").encode()
-    del files["page/server.js"]
-    return files
+    return {INDEX: index.replace(_SERVER, f"{policy}\n{referrer}\n{_BROWSER}").encode(), **files}
 
 
 def graph_of(model: nn.Module, shape: tuple[int, int, int], sigma: float) -> bytes:

@@ -1,5 +1,5 @@
-// A drawing as MNIST's makers prepared theirs: scaled to fit a 20 x 20 box of the 28 x 28 image, antialiased, and moved so
-// that its center of mass is the center of the image. Other sizes keep these proportions.
+// A drawing as MNIST's makers prepared theirs: scaled to fit a box of 20 x 20 pixels, antialiased, and put into the 28 x 28
+// image by whole pixels, so that the center of mass is in the pixel behind the middle. Other sizes keep these proportions.
 
 const BOX = 20 / 28;
 
@@ -9,7 +9,8 @@ export function normalized(ink, side, size) {
   if (!box) return new Float32Array(size * size);
   const scale = (BOX * size) / Math.max(box.right - box.left, box.bottom - box.top);
   const [x, y] = centerOfMass(ink, side);
-  return resampled(ink, side, size, scale, x, y);
+  const column = Math.ceil(size / 2 - (x - box.left) * scale), row = Math.ceil(size / 2 - (y - box.top) * scale);
+  return resampled(ink, side, size, scale, column - box.left * scale, row - box.top * scale);
 }
 
 function bounds(ink, side) {
@@ -36,7 +37,7 @@ function centerOfMass(ink, side) {
 }
 
 // Each fine pixel's ink goes to the coarse pixels that it covers, by area: no ink is lost while it stays in the image.
-function resampled(ink, side, size, scale, centerX, centerY) {
+function resampled(ink, side, size, scale, left, top) {
   const image = new Float32Array(size * size);
   const spread = (from, amount, put) => {
     for (let at = Math.floor(from); at < from + scale; at++) {
@@ -46,7 +47,7 @@ function resampled(ink, side, size, scale, centerX, centerY) {
   };
   for (let i = 0; i < ink.length; i++) {
     if (ink[i] === 0) continue;
-    const x = ((i % side) - centerX) * scale + size / 2, y = (Math.floor(i / side) - centerY) * scale + size / 2;
+    const x = (i % side) * scale + left, y = Math.floor(i / side) * scale + top;
     spread(y, ink[i], (row, part) => spread(x, part, (column, share) => (image[row * size + column] += share)));
   }
   return image.map((value) => Math.min(1, value));
