@@ -7,7 +7,7 @@ import { askedWords, attackState, distanceText, radiusText } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const STEPS = 1000; // of the slider
-const BEYOND = 2.5; // the path ends at this multiple of the radius
+const BEYOND = 3; // the path ends at this multiple of the radius
 const SHORTEST = 1; // but not before this distance
 const FURTHEST = 10; // the longest attack that the server makes
 const WALK = 12; // images asked on the way out, at most

@@ -239,8 +239,10 @@ async function showCopies() {
 function copyTile({ url, image, class: label }) {
   const tile = document.createElement("li"), picture = document.createElement(url ? "img" : "canvas");
   const name = label < 0 ? "no vote" : words.className(facts, label);
-  if (url) Object.assign(picture, { src: url, alt: "Copy with noise" });
+  if (url) picture.src = url;
   else show(picture, image, facts.input_shape);
+  picture.setAttribute("role", "img");
+  picture.setAttribute("aria-label", "Copy with noise");
   picture.className = "pixels";
   tile.append(picture, Object.assign(document.createElement("span"), { textContent: name }));
   tile.classList.toggle("other", label !== state.result?.selected);

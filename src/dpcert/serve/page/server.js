@@ -48,11 +48,11 @@ export async function certify(image, { n }, tell, signal) {
 }
 
 async function* lines(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = body.getReader(), decoder = new TextDecoder();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    const parts = (rest + (value ?? "")).split("\n");
+    const parts = (rest + (done ? decoder.decode() : decoder.decode(value, { stream: true }))).split("\n");
     rest = done ? "" : parts.pop();
     for (const part of parts) if (part.trim()) yield JSON.parse(part);
     if (done) return;
