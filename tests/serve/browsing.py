@@ -31,7 +31,9 @@ class Visit:
         page.set_default_timeout(WAIT)
         page.on("console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("response", lambda response: response.status >= 400 and self.complaints.append(f"{response.status} {response.url}"))
+        page.on(
+            "response", lambda response: response.status >= 400 and self.complaints.append(f"{response.status} {response.url}")
+        )
         page.on("request", lambda request: self._asked(request.url))
 
     def _asked(self, url):
@@ -59,7 +61,11 @@ class Visit:
         self.page.wait_for_selector("#radius:not([data-radius=''])")
         self.page.wait_for_selector("#stop", state="hidden")
         votes = [int(row.get_attribute("data-votes")) for row in self.page.locator(".bar-row").all()]
-        return int(self.page.get_attribute("#answer", "data-class")), float(self.page.get_attribute("#radius", "data-radius")), votes
+        return (
+            int(self.page.get_attribute("#answer", "data-class")),
+            float(self.page.get_attribute("#radius", "data-radius")),
+            votes,
+        )
 
     def ask(self, n=None):
         if n is not None:

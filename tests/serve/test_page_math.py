@@ -26,7 +26,16 @@ def cases():
     generator = np.random.default_rng(0)
     found = [(count, n, alpha) for n in (1, 2, 3, 10, 37) for count in range(n + 1) for alpha in ALPHAS]
     for n in (100, 1000, 10_000, 100_000, 1_000_000):
-        edges = {0, 1, n // 2, n // 2 + 1, n - 1, n, *(n - k for k in (2, 3, 5, 10)), *generator.integers(0, n + 1, 25).tolist()}
+        edges = {
+            0,
+            1,
+            n // 2,
+            n // 2 + 1,
+            n - 1,
+            n,
+            *(n - k for k in (2, 3, 5, 10)),
+            *generator.integers(0, n + 1, 25).tolist(),
+        }
         found += [(count, n, alpha) for count in sorted(edges) for alpha in ALPHAS]
     return found
 
@@ -60,7 +69,9 @@ def test_twin_a_small_mistake_is_seen(old, new):
 
 def test_the_radius_of_every_probability_equals_pythons():
     p = [0.5, 0.5 + 1e-16, 0.500001, *np.linspace(0.51, 0.999, 200).tolist(), *(1 - 10.0 ** -np.arange(3, 15, 0.5)).tolist()]
-    ours = in_node('const { certifiedRadius } = await import("./bounds.js"); return given.map((p) => certifiedRadius(p, 0.5));', p)
+    ours = in_node(
+        'const { certifiedRadius } = await import("./bounds.js"); return given.map((p) => certifiedRadius(p, 0.5));', p
+    )
     assert np.allclose(ours, [certified_radius(value, 0.5) for value in p], rtol=0, atol=1e-9)
 
 
@@ -84,7 +95,8 @@ def test_the_noise_is_normal():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("-2 * Math.log", "-1.9 * Math.log"), ("radius * Math.sin", "radius * Math.cos"), ("2 * Math.PI", "Math.PI")]
+    ("old", "new"),
+    [("-2 * Math.log", "-1.9 * Math.log"), ("radius * Math.sin", "radius * Math.cos"), ("2 * Math.PI", "Math.PI")],
 )
 def test_twin_noise_of_another_law_is_seen(old, new):
     assert not fits(in_node(NORMALS, 100_000, {"noise.js": (old, new)}))

@@ -47,7 +47,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Serve nothing; write the page and the model to DIR, for any web host. Votes are then computed in the browser.",
+            help="Write the page and the model to DIR, for any web host, instead of serving. The browser computes the votes.",
             show_default=False,
         ),
     ] = None,

@@ -38,13 +38,14 @@ def write_demo(
     data are left out unless `gallery` is true: epsilon does not cover them.
     """
     _refuse_full(directory)
+    runtime = runtime_files()  # what may be missing comes first
     model = served(run, sigma, n0, Asked(n, alpha), gallery=True)
     files = {
         "model.json": _json(model.card.content()),
         "gallery.json": _json(_images(gallery_of(run, gallery))),
         "model.onnx": graph_of(run.model, run.input_shape, model.sigma),
         **demo_page(),
-        **runtime_files(),
+        **runtime,
     }
     _write(directory, files)
     return directory

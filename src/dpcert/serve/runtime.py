@@ -15,10 +15,7 @@ from ..errors import ConfigError
 PACKAGE = "onnxruntime-web@1.30.0"
 SHA512 = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # as npm states it
 # The plain WebAssembly build. The name of its script ends with .js: not every web host knows .mjs.
-MEMBERS = {
-    "page/ort.js": "package/dist/ort.wasm.bundle.min.mjs",
-    "page/ort.wasm": "package/dist/ort-wasm-simd-threaded.wasm",
-}
+MEMBERS = {"page/ort.js": "package/dist/ort.wasm.bundle.min.mjs", "page/ort.wasm": "package/dist/ort-wasm-simd-threaded.wasm"}
 _LARGEST_MEMBER, _SECONDS = 1 << 26, 600
 
 

@@ -74,13 +74,16 @@ export class Attack {
     const again = await this.engine.certify(point, { n: this.votes() }, () => {}, signal);
     const kind = again.abstained ? "none" : again.selected === result.selected ? "same" : "other";
     this.asked.push({ distance: at, kind });
-    const line = document.createElement("li");
-    line.className = kind;
+    const line = this.note(askedWords(at, again, result, facts), kind);
     Object.assign(line.dataset, { class: again.abstained ? -1 : again.selected, distance: at, radius: again.radius });
-    line.textContent = askedWords(at, again, result, facts);
-    $("asked").prepend(line);
     this.drawPath(at);
     return kind;
+  }
+
+  note(text, kind) {
+    const line = Object.assign(document.createElement("li"), { className: kind, textContent: text });
+    $("asked").prepend(line);
+    return line;
   }
 
   // Ask at growing distances until another answer comes back, or the path ends.
@@ -90,5 +93,6 @@ export class Attack {
       this.slide();
       if ((await this.recheck(signal)) === "other") return;
     }
+    this.note("End of the path: this attack finds no other answer.", "none");
   }
 }

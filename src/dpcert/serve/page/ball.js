@@ -1,6 +1,7 @@
 // The certificate as a picture: your image in the middle, the ball of images that get the same answer, the attack's path.
 
-const SVG = "http://www.w3.org/2000/svg", SIZE = 320, CENTER = SIZE / 2, OUTER = 138, THUMB = 52;
+const SVG = "http://www.w3.org/2000/svg", SIZE = 320, CENTER = SIZE / 2, OUTER = 138;
+const SMALLEST = 22, LARGEST = 52; // the picture in the middle
 
 function element(name, attributes, text = "") {
   const made = document.createElementNS(SVG, name);
@@ -21,9 +22,10 @@ export class Ball {
   // `asked` = attacked images that were asked [{distance, kind: same|other|none}], `at` = the distance of the slider.
   show({ radius = 0, reach = 0, picture = null, asked = [], at = null }) {
     const most = Math.max(reach, 1.35 * radius, 0.1), scale = OUTER / most;
+    this.side = radius ? Math.min(LARGEST, Math.max(SMALLEST, 1.1 * radius * scale)) : LARGEST;
     this.svg.replaceChildren(
-      ...this.rings(most, scale, radius), ...this.disc(radius * scale), ...this.path(at, asked, scale), ...this.middle(picture),
-      ...this.label(radius, scale),
+      ...this.rings(most, scale, radius), ...this.disc(radius * scale), ...this.path(at, asked, scale), ...this.label(radius, scale),
+      ...this.middle(picture),
     );
   }
 
@@ -33,7 +35,7 @@ export class Ball {
     for (let k = 1; k * step <= most * 1.001; k++) {
       const r = k * step * scale;
       made.push(element("circle", { class: "ring", cx: CENTER, cy: CENTER, r }));
-      made.push(element("text", { class: "tick", x: CENTER, y: CENTER + r - 3 }, String(Number((k * step).toFixed(3)))));
+      if (r > this.side / 2 + 10) made.push(element("text", { class: "tick", x: CENTER, y: CENTER + r - 3 }, String(Number((k * step).toFixed(3)))));
     }
     return made;
   }
@@ -51,7 +53,7 @@ export class Ball {
 
   middle(picture) {
     if (!picture) return [element("circle", { class: "dot", cx: CENTER, cy: CENTER, r: 4 })];
-    const corner = CENTER - THUMB / 2, href = picture.toDataURL(), box = { x: corner, y: corner, width: THUMB, height: THUMB };
+    const { side } = this, corner = CENTER - side / 2, href = picture.toDataURL(), box = { x: corner, y: corner, width: side, height: side };
     return [element("image", { ...box, href, preserveAspectRatio: "xMidYMid meet" }), element("rect", { class: "frame", ...box, rx: 3 })];
   }
 

@@ -28,7 +28,7 @@ function budget({ epsilon, delta }) {
 }
 
 export function answerWords(result) {
-  if (result.abstained) return "No answer: the vote is too close to certify any class.";
+  if (result.abstained) return "No answer: no class has a clear majority.";
   return `${whole(result.count)} of ${whole(result.n)} votes`;
 }
 
@@ -39,7 +39,7 @@ export function radiusWords(result) {
 
 // What a screen reader says at the end.
 export function spoken(result, facts) {
-  if (result.abstained) return "The model gives no answer: the vote is too close.";
+  if (result.abstained) return "The model gives no answer: no class has a clear majority.";
   return `Answer: ${className(facts, result.selected)}, with ${answerWords(result)}. Certified radius ${radiusText(result.radius)}.`;
 }
 
@@ -54,10 +54,10 @@ export function attackState(distance, result, facts) {
 // One line about an attacked image that was asked: what came back, and what this means for the certificate.
 export function askedWords(distance, again, result, facts) {
   const inside = distance < result.radius, at = `At ${distanceText(distance)}`, name = className(facts, again.selected);
-  if (again.abstained) return `${at}: no answer, the vote is too close. ${inside ? "The promise is about which answer, not about how clear it is." : ""}`;
-  if (again.selected === result.selected) return `${at}: still ${name}. ${inside ? "As promised." : "Not promised, but still so."}`;
+  if (again.abstained) return `${at}: no answer, no class has a clear majority.${inside ? " The promise is about which answer, not how clear it is." : ""}`;
+  if (again.selected === result.selected) return `${at}: still ${name}, ${inside ? "as promised" : "though not promised"}.`;
   if (inside) return `${at}: ${name}. This contradicts the certificate; it happens with probability at most ${percent(2 * result.alpha)}.`;
-  return `${at}: now ${name}. The attack worked, beyond the certificate.`;
+  return `${at}: now ${name}. The attack works, beyond the certificate.`;
 }
 
 export function promised(facts) {
