@@ -11,6 +11,8 @@ import typer
 from ..errors import ConfigError, DpcertWarning
 from . import _options as o
 
+_OPEN = "--host is {} without an API key: everyone who reaches this address can use the model; set {} or --api-key-file"
+
 
 def serve(
     run: o.RunPath,
@@ -80,20 +82,24 @@ def serve(
     from ..serve import guard, server
 
     key = guard.read_api_key(api_key_file, os.environ.get(guard.KEY_VARIABLE))
-    with server.bound(host, port) as listener, o.opened(run, model, data, device) as opened:
+    with server.bound(host, port) as listener:
         if key is None and not server.is_loopback(listener):
-            warnings.warn(
-                f"--host is {host} and there is no API key: everyone who reaches this address can use the model; "
-                f"set {guard.KEY_VARIABLE} or --api-key-file",
-                DpcertWarning,
-                stacklevel=2,
+            warnings.warn(_OPEN.format(host, guard.KEY_VARIABLE), DpcertWarning, stacklevel=2)
+        where = server.address_of(listener)
+        with o.opened(run, model, data, device) as opened:
+            words = opened.statement.short
+            built = server.prepared(
+                opened,
+                sigma=sigma,
+                n0=n0,
+                asked=asked,
+                limits=limits,
+                key=key,
+                gallery=gallery,
+                ready=lambda workers: typer.echo(f"serving {run} ({words}) at {where}, workers: {workers}; Ctrl-C stops it"),
             )
-        where, words = server.address_of(listener), opened.statement.short
-
-        def ready(workers: int) -> None:
-            typer.echo(f"serving {run} ({words}) at {where} with {workers} worker{'s'[: workers > 1]}; Ctrl-C stops it")
-
-        server.serve(opened, listener, sigma=sigma, n0=n0, asked=asked, limits=limits, key=key, gallery=gallery, ready=ready)
+        del opened  # and its data set: the service needs no training records
+        server.answer_until_a_signal(built, listener)
 
 
 def _require_extra() -> None:

@@ -130,9 +130,8 @@ def is_loopback(listener: socket.socket) -> bool:
     return host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
 
 
-def serve(
+def prepared(
     run: OpenRun,
-    listener: socket.socket,
     *,
     sigma: float | None,
     n0: int,
@@ -141,23 +140,23 @@ def serve(
     key: ApiKey | None,
     gallery: bool | None,
     ready: Callable[[int], None],
-) -> None:
-    """Answer until a signal, then finish the requests in progress. Ends with `KeyboardInterrupt`.
+) -> Server:
+    """A server with the model of a run, ready to vote. `ready` is called when it answers, with its number of workers.
 
-    `ready` is called with the number of requests that compute at a time.
+    It keeps nothing of the run's training records.
     """
     pictures = gallery_of(run, gallery)
     model = served(run, sigma, n0, asked, gallery=not isinstance(pictures, str))
-    file = ModelFile(run.directory.model, run.model_sha256)
     tools = SmoothedClassifier(run.model, model.sigma, fresh_noise=True).ready(torch.full((1, *model.shape), 0.5))
-    del run  # its data set includes the training records, which the service does not need
-    watch = Watch(model.sha256)
-    desk, bodies = Desk(tools, limits.queue, limits.seconds), Bodies(model.shape, limits)
+    desk, bodies, watch = Desk(tools, limits.queue, limits.seconds), Bodies(model.shape, limits), Watch(model.sha256)
+    file = ModelFile(run.directory.model, run.model_sha256)
     service = Service(model, desk, bodies, file, pictures, page_files(), watch)
-    _allow_descriptors(limits.connections + _SPARE_DESCRIPTORS)
-    log_to_stderr()
-    config = uvicorn.Config(
-        Guard(build_app(service), key, watch),
+    return Server(_config(Guard(build_app(service), key, watch), limits), limits, lambda: ready(len(tools)))
+
+
+def _config(app: Guard, limits: Limits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         http=Connection,
         ws="none",
         loop="asyncio",
@@ -171,11 +170,18 @@ def serve(
         timeout_graceful_shutdown=int(limits.grace_seconds),
         h11_max_incomplete_event_size=_LONGEST_HEAD,
     )
-    Server(config, limits, lambda: ready(len(tools))).run([listener])
 
 
-def _allow_descriptors(needed: int) -> None:
+def answer_until_a_signal(server: Server, listener: socket.socket) -> None:
+    """Answer until SIGTERM or Ctrl-C, then finish the requests in progress. Ends with `KeyboardInterrupt`."""
+    _allow_descriptors(server.config.limit_concurrency or 0)
+    log_to_stderr()
+    server.run([listener])
+
+
+def _allow_descriptors(connections: int) -> None:
     """Raise the limit of open files where the system allows it: every connection is one."""
+    needed = connections + _SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
