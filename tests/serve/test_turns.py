@@ -25,8 +25,8 @@ def order_of_turns(turns: Turns, threads: int = 3, each: int = 12) -> list[int]:
         for _ in range(each):
             with turns.turn():
                 order.append(name)
-                if len(order) <= threads * (each - 1):  # all others have asked again
-                    until(lambda: len(turns._waiting) == threads - 1)
+                others = sum(order.count(other) < each for other in range(threads) if other != name)
+                until(lambda others=others: len(turns._waiting) == others)  # all others have asked again
 
     running = []
     for name in range(threads):
