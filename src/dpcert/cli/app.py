@@ -95,10 +95,7 @@ def _run(arguments: list[str], outcome: OutcomeFile) -> None:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this code and prints nothing
             raise KeyboardInterrupt
-        code = code if isinstance(code, int) else 0
-        if is_one_of_several():
-            _exit_now(code)  # all is written; threads of the process group can abort a normal exit
-        sys.exit(code)
+        sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
         _fail(error.format_message() + _given(error, arguments), error, outcome)
     except DpcertError as error:
