@@ -37,6 +37,7 @@ export class Attack {
     const end = await engine.attack(image, result.selected, strength, signal);
     this.end = end;
     this.reach = distance(image, end);
+    if (!(this.reach > 0)) throw new Error("The attack found no direction from this image; try another one.");
     $("strength").style.setProperty("--share", `${Math.min(100, (100 * result.radius) / this.reach)}%`);
     $("attack-stage").hidden = false;
     $("find-row").hidden = true;

@@ -1,6 +1,6 @@
 // The classifier in this browser: the model is a file next to the page, and no image leaves the computer.
 
-import { toNested, fromNested } from "./image.js";
+import { fromNested } from "./image.js";
 
 export const place = "in this browser: your image is not sent anywhere";
 
@@ -67,4 +67,3 @@ export async function gallery() {
 
 // For the tests.
 export const logits = (rows, count) => ask("logits", { rows, count });
-export { toNested };

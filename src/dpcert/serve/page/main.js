@@ -24,7 +24,8 @@ async function start() {
     facts = await engine.open();
   } catch (error) {
     $("lead").textContent = "";
-    if (error.status !== 401) return complain(error);
+    if (error.status !== 401 || $("key").value) complain(error);
+    if (error.status !== 401) return;
     $("key-form").hidden = false;
     return $("key").focus();
   }
@@ -178,7 +179,9 @@ function busy(working) {
 }
 
 function stopped() {
-  $("answer-words").textContent = state.result ? $("answer-words").textContent : "Stopped. Votes that were not all cast certify nothing.";
+  if (state.result) return;
+  $("answer-words").textContent = "Stopped. Votes that were not all cast certify nothing.";
+  $("noise").hidden = true;
 }
 
 async function ask(signal) {
@@ -186,13 +189,14 @@ async function ask(signal) {
   const image = drawn ? pad.image() : state.image;
   state.image = image;
   waitForVotes(image, n);
+  $("votes").scrollIntoView({ block: "nearest" }); // on a phone the votes are below the image
   const result = await engine.certify(image, { n }, (cast, votes) => signal.aborted || arriving(cast, votes, n), signal);
   signal.throwIfAborted();
   state.result = { ...result, image };
   answer(result);
   attack.reset(image, result);
   $("noise").hidden = false;
-  await showCopies();
+  await showCopies(signal);
 }
 
 function waitForVotes(image, n) {
@@ -231,8 +235,9 @@ function drawBall() {
   $("ball").setAttribute("aria-label", radius ? `A ball of radius ${words.radiusText(radius)} around your image` : "No certificate yet");
 }
 
-async function showCopies() {
+async function showCopies(signal) {
   const copies = await engine.noisy(state.image, COPIES);
+  signal.throwIfAborted();
   $("copies").replaceChildren(...copies.map(copyTile));
 }
 

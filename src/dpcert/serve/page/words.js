@@ -5,9 +5,14 @@ const DATASETS = { mnist: "handwritten digits (MNIST)", "fashion-mnist": "pieces
 export const whole = (number) => number.toLocaleString("en-US");
 export const radiusText = (radius) => (Math.floor(radius * 1000) / 1000).toFixed(3);
 export const distanceText = (distance) => (Math.ceil(distance * 1000 - 1e-6) / 1000).toFixed(3);
-export const percent = (share, digits = 10) => `${Number((100 * share).toPrecision(digits))} %`;
+const percent = (share, digits = 15) => `${Number((100 * share).toPrecision(digits))} %`;
 const nb = "\u00a0"; // between a symbol and its number
 const epsilonText = (epsilon) => (Math.ceil(epsilon * 100 - 1e-9) / 100).toFixed(2);
+
+// 1 - alpha, never rounded up to certainty.
+function confidence({ alpha }) {
+  return alpha < 1e-12 ? "more than 99.9999999999 %" : percent(1 - alpha);
+}
 
 // The name of a class: "7", or "ankle boot".
 export function className(facts, label) {
@@ -34,7 +39,7 @@ export function answerWords(result) {
 
 export function radiusWords(result) {
   if (result.abstained) return "No certificate. More votes may help.";
-  return `L2 radius, with ${percent(1 - result.alpha)} confidence`;
+  return `L2 radius, with ${confidence(result)} confidence`;
 }
 
 // What a screen reader says at the end.
@@ -63,7 +68,7 @@ export function askedWords(distance, again, result, facts) {
 export function promised(facts) {
   const { privacy } = facts, rows = [
     ["Robustness", "An answer with a radius does not change for any change of the pixels that is shorter than the radius, in L2 length. This holds against every change, also by someone who knows the model."],
-    ["Confidence", `Each certificate holds with probability at least ${percent(1 - facts.alpha)} over its random votes (α = ${facts.alpha}). Each answer draws new noise from a secure generator.`],
+    ["Confidence", `Each certificate holds with probability at least ${confidence(facts)} over its random votes (α = ${facts.alpha}). Each answer draws new noise.`],
   ];
   if (privacy.private) {
     rows.push(["Privacy of the training images", `Removing any single training image, or adding one, makes no result of the training more likely than e^ε times its previous probability plus δ (${budget(privacy)}).`]);
@@ -76,14 +81,14 @@ export function notPromised(facts) {
   if (!facts.privacy.private) rows.push(["Privacy of the training images", `This model has none (ε = ∞: ${facts.privacy.reason}).`]);
   rows.push(
     ["Anything beyond the radius", "Shifts, rotations or other lighting usually move an image further than its radius, even if they look small."],
-    ["The best of several answers", `α is per answer. If you ask again until you like the result, ${percent(1 - facts.alpha)} no longer applies to the one that you keep.`],
+    ["The best of several answers", `α is per answer. If you ask again until you like the result, ${confidence(facts)} no longer applies to the one that you keep.`],
     ["Privacy of your own image", "The privacy guarantee covers the training images, not what you draw or open here."],
   );
   return rows;
 }
 
 function tested(facts) {
-  const figures = facts.certification.find((entry) => entry.sigma === facts.sigma) ?? facts.certification[0];
+  const figures = facts.certification.find((entry) => entry.sigma === facts.sigma);
   const share = figures?.certified_accuracy?.["0.25"];
   if (share === undefined) return "";
   return `Of ${whole(figures.examples)} test images, ${percent(share, 3)} got the right answer with a radius of at least 0.25.`;
