@@ -1,5 +1,7 @@
 """What the page says: bounds are rounded to the safe side, and each sentence promises what the certificate promises."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -14,26 +16,33 @@ FACTS = {
 
 
 def said(script, **given):
-    return in_node(f'const words = await import("./words.js"); const {{ facts }} = given; {script}', {"facts": FACTS} | given)
+    """What the script returns, with plain spaces."""
+    answer = in_node(f'const words = await import("./words.js"); const {{ facts }} = given; {script}', {"facts": FACTS} | given)
+    return json.loads(json.dumps(answer).replace("\\u00a0", " "))
 
 
 def test_a_radius_is_rounded_down_and_a_distance_up():
     values = [*np.random.default_rng(0).uniform(0, 4, 2000).tolist(), 0.001, 0.3, 1.599, 1.0, 2.5]
     radii, distances = np.array(
-        said("return [given.values.map(words.radiusText), given.values.map(words.distanceText)].map((t) => t.map(Number));", values=values)
+        said(
+            "return [given.values.map(words.radiusText), given.values.map(words.distanceText)].map((t) => t.map(Number));",
+            values=values,
+        )
     )
     assert (radii <= values).all() and (radii > np.array(values) - 0.0011).all()
     assert (distances >= np.array(values) - 1e-8).all() and (distances < np.array(values) + 0.001).all()
 
 
 def test_epsilon_is_rounded_up_and_never_without_delta():
-    text = said("return [words.lead(facts), ...words.promised(facts).flat()].join(' ').replaceAll('\\u00a0', ' ');")
+    text = said("return [words.lead(facts), ...words.promised(facts).flat()].join(' ');")
     assert text.count("ε = 3.00, δ = 1e-5") == 2
 
 
 def test_a_run_without_privacy_promises_none():
     facts = FACTS | {"privacy": {"private": False, "reason": "no noise", "epsilon": None, "delta": 1e-5}}
-    promised, other = said("return [words.promised(facts), words.notPromised(facts)].map((rows) => rows.flat().join(' '));", facts=facts)
+    promised, other = said(
+        "return [words.promised(facts), words.notPromised(facts)].map((rows) => rows.flat().join(' '));", facts=facts
+    )
     assert "rivacy" not in promised and "ε = ∞: no noise" in other
 
 

@@ -10,6 +10,12 @@ function element(name, attributes, text = "") {
   return made;
 }
 
+// Round distances up to `most`, at most five.
+function distances(most) {
+  const step = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5].find((size) => most / size <= 5) ?? 10;
+  return Array.from({ length: Math.floor(most / step + 1e-9) }, (_, k) => Number(((k + 1) * step).toFixed(3)));
+}
+
 export class Ball {
   constructor(root) {
     this.root = root;
@@ -24,20 +30,19 @@ export class Ball {
     const most = Math.max(reach, 1.35 * radius, 0.1), scale = OUTER / most;
     this.side = radius ? Math.min(LARGEST, Math.max(SMALLEST, 1.1 * radius * scale)) : LARGEST;
     this.svg.replaceChildren(
-      ...this.rings(most, scale, radius), ...this.disc(radius * scale), ...this.path(at, asked, scale), ...this.label(radius, scale),
+      ...this.rings(most, scale, radius), ...this.disc(radius * scale), ...this.ticks(most, scale, radius), ...this.path(at, asked, scale), ...this.label(radius, scale),
       ...this.middle(picture),
     );
   }
 
   rings(most, scale, radius) {
     if (!radius) return [element("circle", { class: "ring empty", cx: CENTER, cy: CENTER, r: OUTER * 0.72 })];
-    const step = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5].find((size) => most / size <= 5) ?? 10, made = [];
-    for (let k = 1; k * step <= most * 1.001; k++) {
-      const r = k * step * scale;
-      made.push(element("circle", { class: "ring", cx: CENTER, cy: CENTER, r }));
-      if (r > this.side / 2 + 10) made.push(element("text", { class: "tick", x: CENTER, y: CENTER + r - 3 }, String(Number((k * step).toFixed(3)))));
-    }
-    return made;
+    return distances(most).map((at) => element("circle", { class: "ring", cx: CENTER, cy: CENTER, r: at * scale }));
+  }
+
+  ticks(most, scale, radius) {
+    const shown = radius ? distances(most).filter((at) => at * scale > this.side / 2 + 10) : [];
+    return shown.map((at) => element("text", { class: "tick", x: CENTER, y: CENTER + at * scale - 4 }, String(at)));
   }
 
   disc(r) {

@@ -5,13 +5,13 @@ const DATASETS = { mnist: "handwritten digits (MNIST)", "fashion-mnist": "pieces
 export const whole = (number) => number.toLocaleString("en-US");
 export const radiusText = (radius) => (Math.floor(radius * 1000) / 1000).toFixed(3);
 export const distanceText = (distance) => (Math.ceil(distance * 1000 - 1e-6) / 1000).toFixed(3);
-const percent = (share, digits = 15) => `${Number((100 * share).toPrecision(digits))} %`;
+const percent = (share, digits = 15) => `${Number((100 * share).toPrecision(digits))}\u00a0%`;
 const nb = "\u00a0"; // between a symbol and its number
 const epsilonText = (epsilon) => (Math.ceil(epsilon * 100 - 1e-9) / 100).toFixed(2);
 
 // 1 - alpha, never rounded up to certainty.
 function confidence({ alpha }) {
-  return alpha < 1e-12 ? "more than 99.9999999999 %" : percent(1 - alpha);
+  return alpha < 1e-12 ? "more than 99.9999999999\u00a0%" : percent(1 - alpha);
 }
 
 // The name of a class: "7", or "ankle boot".
