@@ -8,7 +8,7 @@ PAGE_STAMP := $(VENV)/.installed-page
 JOBS ?= auto
 SEEDS ?= 1 2 3
 
-.PHONY: run demo docs wheel test test-random test-cluster test-page test-all mutants guarantees check bench install lock help
+.PHONY: run demo docs wheel test test-random test-cluster test-serve test-page test-all mutants guarantees check bench install lock help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -55,6 +55,10 @@ $(RAY_STAMP): $(STAMP)
 test-cluster: $(RAY_STAMP) ## the tests of the executors, with a Ray cluster of three nodes on this machine; installs Ray (240 MB)
 	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_cluster.py tests/scale/test_executors.py tests/scale/test_session.py tests/scale/test_tasks.py
 
+test-serve: $(STAMP) ## the tests of the service, then 10,000 hostile requests and 10 minutes of load on loopback
+	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/serve
+	$(BIN)/python -m tests.serve.load
+
 $(PAGE_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[page]'
 	touch $(PAGE_STAMP)
@@ -94,6 +98,7 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.shards
 	$(BIN)/python -m benchmarks.ranks
+	$(BIN)/python -m benchmarks.serve
 
 lock: $(RAY_STAMP) ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -v '^dpcert' > constraints.txt

@@ -279,3 +279,16 @@ def test_it_finishes_what_it_has_begun_and_exits_with_130(number, body):
         assert "Traceback" not in service.log() and "resume with" in service.log().splitlines()[-1]
         with pytest.raises(ConnectionError):
             call(service.port, "GET", "/health")
+
+
+def test_a_request_that_outlasts_the_grace_is_told_so(body):
+    """The service ends although an answer would take an hour, and says so to its client."""
+    answers = []
+    with in_a_thread(n=10**8, seconds=3600.0, grace_seconds=1.0) as port:
+        waiting = threading.Thread(target=lambda: answers.append(call(port, "POST", "/predict", body)))
+        waiting.start()
+        end = time.monotonic() + 60
+        while b"dpcert_requests_in_progress 1" not in call(port, "GET", "/metrics").body:
+            assert time.monotonic() < end
+    waiting.join(60)
+    assert answers[0].status == 503 and answers[0].headers["retry-after"] and "stops" in answers[0].json["error"]

@@ -1,5 +1,6 @@
 """What every request passes first: the API key, requests of other web sites, security headers, the log and the counts."""
 
+import asyncio
 import hashlib
 import hmac
 import time
@@ -82,6 +83,9 @@ class Guard:
 
         try:
             await self._answer(scope, receive, watched)
+        except asyncio.CancelledError:  # the service stops, and this request took longer than its grace
+            if not status:
+                await problem(503, "the service stops; try again later", retry=10)(scope, receive, watched)
         except Exception:
             LOG.exception("failed", extra={"facts": {"route": _route(scope)}})
             if status:  # the answer has begun: cut it, so that it cannot be taken for a whole one
