@@ -66,7 +66,7 @@ $(PAGE_STAMP): $(STAMP)
 test-page: $(PAGE_STAMP) ## the page of dpcert serve in Chromium, and the demo that runs in it; installs Chromium and npm if it may
 	@{ command -v chromium && command -v npm; } > /dev/null || apt-get install --yes --no-install-recommends chromium nodejs npm || \
 	{ echo 'make test-page needs Chromium, Node.js and npm; install them first (Debian: apt-get install chromium nodejs npm)'; exit 2; }
-	$(BIN)/python -m pytest -n 0 -r s -m "slow or not slow" tests/serve/test_page_*.py tests/serve/test_demo.py
+	$(BIN)/python -m pytest -n 0 -r s -m "slow or not slow" tests/serve/page tests/serve/test_demo.py
 
 test-all: $(STAMP) ## also the slow statistical and fault tests and the mutants; then writes docs/guarantees.md
 	rm -f build/evidence.jsonl

@@ -1,10 +1,10 @@
 """Hand-made faults of the page and of the static demo. Those of JavaScript need Node: without it their tests are skipped."""
 
 from tests.mutants.mutant import Mutant
-from tests.serve.node import NODE
+from tests.serve.page.node import NODE
 
-DEMO, MATH, DIGIT = "tests/serve/test_demo.py", "tests/serve/test_page_math.py", "tests/serve/test_page_digit.py"
-FILES = "tests/serve/test_page_files.py"
+DEMO, MATH, DIGIT = "tests/serve/test_demo.py", "tests/serve/page/test_math.py", "tests/serve/page/test_digit.py"
+FILES = "tests/serve/page/test_files.py"
 
 SCRIPTS = [
     Mutant(

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.serve.node import in_node, needs_node
+from tests.serve.page.node import in_node, needs_node
 
 pytestmark = needs_node
 FACTS = {

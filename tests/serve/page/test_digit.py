@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpcert.data.registry import load_dataset
-from tests.serve.node import in_node, needs_node
+from tests.serve.page.node import in_node, needs_node
 
 pytestmark = needs_node
 NORMALIZED = """

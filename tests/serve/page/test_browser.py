@@ -1,80 +1,25 @@
-"""A person at the page: draw, ask, attack; with a mouse, a keyboard, a phone, in the dark; with a server and without one."""
+"""A person at the page: draw, ask, attack; with a server and without one."""
 
 import base64
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 
 import dpcert
 from dpcert.certification.bounds import certified_radius, lower_confidence_bound
-from dpcert.errors import ConfigError
-from dpcert.serve.export import write_demo
 from tests.conftest import blobs
-from tests.serve.browsing import SEVEN, launched, needs_browser, visiting, web_host
+from tests.serve.page.browsing import SEVEN, needs_browser, visiting, web_host
+from tests.serve.page.conftest import RUN, VOTES, served
 
 pytestmark = [pytest.mark.slow, needs_browser]
-RUN = Path(__file__).parents[1] / "stored_runs" / "mnist-dp-gaussian"
-VOTES = 2000
-
-
-@contextmanager
-def served(run, *options, **environment):
-    """The address of ``dpcert serve RUN``."""
-    command = [sys.executable, "-m", "dpcert", "serve", str(run), "--port", "0", *map(str, options)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | environment
-    )
-    try:
-        found = re.search(r"http://\S+:\d+", process.stdout.readline())
-        assert found, "dpcert serve did not start"
-        yield found[0] + "/"
-    finally:
-        process.terminate()
-        process.wait(60)
-        process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def service():
-    with served(RUN, "--n", VOTES) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def demo_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("web") / "deep" / "folder"
-    try:
-        return write_demo(dpcert.open_run(RUN), folder, None, 100, VOTES, 0.001)
-    except ConfigError as error:
-        pytest.skip(f"no ONNX Runtime for browsers: {error}")
-
-
-@pytest.fixture(scope="module")
-def demo(demo_folder):
-    """The static demo on a web host, below a path that it cannot know."""
-    with web_host(demo_folder.parents[1]) as address:
-        yield f"{address}deep/folder/"
-
-
-@pytest.fixture(params=["service", "demo"])
-def address(request):
-    return request.getfixturevalue(request.param)
 
 
 def test_draw_ask_attack(browser, address):
@@ -100,6 +45,27 @@ def test_draw_ask_attack(browser, address):
         page.click("#recheck")
         page.wait_for_selector("#asked li")
         assert page.get_attribute("#asked li", "data-class") in ("7", "-1")  # another class: with probability 2 alpha at most
+
+
+def test_walk_until_the_answer_changes(browser, address):
+    """Asked at growing distances: the last answer is another class, or the list says that the path ended."""
+    with visiting(browser, address) as visit:
+        page = visit.open().page
+        page.locator(".thumb").nth(4).click()
+        page.wait_for_selector("#stop:not([hidden])")
+        label, radius, _ = visit.answered()
+        visit.attack()
+        page.select_option("#count", "1000")
+        page.click("#walk")
+        page.wait_for_selector("#stop:not([hidden])")
+        page.wait_for_selector("#stop", state="hidden")
+        rows = [row for row in page.locator("#asked li").all() if row.get_attribute("data-distance")]
+        distances = [float(row.get_attribute("data-distance")) for row in rows]
+        answers = [int(row.get_attribute("data-class")) for row in rows]
+        assert distances == sorted(distances, reverse=True) and page.locator("#path .asked-dot").count() == len(rows)
+        inside = {answer for answer, at in zip(answers, distances, strict=True) if at < radius}
+        assert inside <= {label, -1} and label in answers
+        assert answers[0] not in (label, -1) or "End of the path" in page.inner_text("#asked")
 
 
 def test_the_numbers_are_those_of_the_api(browser, service):
@@ -164,106 +130,7 @@ def test_answers_agree_with_the_library(browser, address):
                 assert label == certs.predict[number] and abs(radius - certs.radius[number]) < 0.25
 
 
-def test_keyboard_only(browser, address):
-    with visiting(browser, address) as visit:
-        page = visit.open().page
-        page.keyboard.press("Tab")  # the skip link
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.id") == "pad"
-        page.keyboard.press("ArrowUp")
-        for _ in range(8):
-            page.keyboard.press("ArrowUp")
-        page.keyboard.press("Space")
-        assert page.inner_text("#said") == "pen down"
-        for _ in range(17):
-            page.keyboard.press("ArrowDown")
-        page.keyboard.press("Enter")
-        label, radius, _ = visit.answered()
-        assert label == 1 and radius > 0
-        for _ in range(80):
-            if page.evaluate("document.activeElement.id") == "find":
-                break
-            page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-        page.wait_for_selector("#attack-stage:not([hidden])")
-        assert page.evaluate("document.activeElement.id") == "strength"
-        before = float(page.inner_text("#distance"))
-        page.keyboard.press("End")
-        assert float(page.inner_text("#distance")) > before and visit.state()[0] is False
-        page.keyboard.press("Home")
-        assert visit.state()[0] is True
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-        page.wait_for_selector("#asked li")
-
-
-UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas, [role=img], img")]
-  .filter((e) => e.offsetParent && !(e.textContent.trim() || e.ariaLabel || e.labels?.length || e.getAttribute("alt") !== null && e.tagName === "IMG"
-    || e.parentElement.ariaLabel))
-  .map((e) => e.outerHTML.slice(0, 80))"""
-SMALL = """() => [...document.querySelectorAll("button, .button, select, input[type=range]")]
-  .filter((e) => e.offsetParent).map((e) => [e.id || e.className, e.getBoundingClientRect()])
-  .filter(([name, box]) => Math.min(box.height, box.width) < 40).map(([name]) => name)"""
-CONTRAST = """() => {
-  const parts = (color) => color.match(/[\\d.]+/g).slice(0, 3).map(Number);
-  const light = (color) => parts(color).map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\\)|transparent/.test(c)) return c; } return "rgb(255,255,255)"; };
-  return Math.min(...[...document.querySelectorAll("p, dt, dd, button:not(:disabled), h1, h2, h3, span, li, figcaption, label")]
-    .filter((e) => e.offsetParent && e.textContent.trim() && !e.closest(".unseen")).map((e) => {
-      const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
-      return (a + 0.05) / (b + 0.05);
-    }));
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_light_and_dark(browser, demo, scheme):
-    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
-    with visiting(browser, demo, color_scheme=scheme, **phone) as visit:
-        page = visit.open().page
-        visit.draw(SEVEN)
-        visit.ask()
-        visit.attack()
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        assert page.evaluate(SMALL) == []
-        assert page.evaluate(UNNAMED) == []
-        assert page.evaluate(CONTRAST) >= 4.5
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
-
-
-def test_a_finger_draws(browser, demo):
-    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
-    with visiting(browser, demo, **phone) as visit:
-        page = visit.open().page
-        page.locator("#pad").scroll_into_view_if_needed()
-        box = page.locator("#pad").bounding_box()
-        hand = page.context.new_cdp_session(page)
-        for number, (x, y) in enumerate([*SEVEN, SEVEN[-1]]):
-            kind = "touchStart" if number == 0 else "touchEnd" if number == len(SEVEN) else "touchMove"
-            points = [] if kind == "touchEnd" else [{"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}]
-            hand.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-        assert page.is_enabled("#ask") and visit.ask()[0] == 7
-
-
-def test_nothing_moves_for_those_who_asked_for_it(browser, demo):
-    for wish, expected in (("reduce", 0), ("no-preference", 1)):
-        with visiting(browser, demo, reduced_motion=wish) as visit:
-            page = visit.open().page
-            page.evaluate(
-                """() => { window.moved = 0; for (const kind of ["animationstart", "transitionstart"])
-                     document.addEventListener(kind, () => (window.moved += 1)); }"""
-            )
-            visit.draw(SEVEN)
-            visit.ask()
-            page.wait_for_timeout(300)  # animations begin with a frame
-            assert min(1, page.evaluate("window.moved")) == expected
-
-
 def test_a_picture_of_any_size_and_a_file_that_is_none(browser, demo, tmp_path):
-    from PIL import Image, ImageDraw
-
     photo = Image.new("RGB", (300, 200), "#f4f1e8")
     ImageDraw.Draw(photo).line([(120, 50), (180, 50), (150, 150)], fill="#222", width=12)
     photo.save(tmp_path / "seven.jpg")
@@ -312,6 +179,10 @@ def test_a_color_run_with_custom_data(browser, tmp_path):
         label, _, votes = visit.ask()
         assert label in (-1, 0, 1, 2) and sum(votes) <= 500
         assert page.locator("#copies img").count() == 8
+        Image.new("RGB", (37, 23), "#c2502f").save(tmp_path / "photo.png")
+        page.set_input_files("#file", tmp_path / "photo.png")
+        page.wait_for_selector("#stop:not([hidden])")
+        assert visit.answered()[0] in (-1, 0, 1, 2)
 
 
 def test_an_api_key_is_asked_for(browser):
@@ -372,8 +243,6 @@ def test_twin_what_must_not_happen_is_seen(browser, demo_folder, tmp_path):
 
 def png_of(page, selector):
     """A screenshot as an array."""
-    from PIL import Image
-
     return np.asarray(Image.open(io.BytesIO(page.locator(selector).screenshot())).convert("L"))[
         20:-20, 20:-20
     ]  # without the rounded corners
@@ -388,7 +257,5 @@ def test_the_drawing_is_what_the_ball_shows(browser, demo):
         assert png_of(page, "#pad").max() > 200
         visit.ask()
         source = page.get_attribute("#ball image", "href")
-        from PIL import Image
-
         small = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))).convert("L"))
         assert small.shape == (28, 28) and 20 < small.mean() < 80

@@ -9,7 +9,7 @@ from scipy import stats
 
 from dpcert.certification.bounds import certified_radius, lower_confidence_bound
 from dpcert.certification.votes import winners
-from tests.serve.node import in_node, needs_node
+from tests.serve.page.node import in_node, needs_node
 
 pytestmark = needs_node
 ALPHAS = (0.3, 0.05, 0.01, 0.001, 1e-6, 1e-9)
