@@ -30,8 +30,8 @@ export class Ball {
     const most = Math.max(reach, 1.35 * radius, 0.1), scale = OUTER / most;
     this.side = radius ? Math.min(LARGEST, Math.max(SMALLEST, 1.1 * radius * scale)) : LARGEST;
     this.svg.replaceChildren(
-      ...this.rings(most, scale, radius), ...this.disc(radius * scale), ...this.ticks(most, scale, radius), ...this.path(at, asked, scale), ...this.label(radius, scale),
-      ...this.middle(picture),
+      ...this.rings(most, scale, radius), ...this.disc(radius * scale), ...this.ticks(most, scale, radius),
+      ...this.label(radius, scale), ...this.middle(picture), ...this.path(at, asked, scale),
     );
   }
 
@@ -53,7 +53,7 @@ export class Ball {
     if (at === null) return [];
     const x = (distance) => CENTER + distance * scale;
     const dots = asked.map(({ distance, kind }) => element("circle", { class: `asked-dot ${kind}`, cx: x(distance), cy: CENTER, r: 5 }));
-    return [element("path", { class: "ray", d: `M${CENTER} ${CENTER}H${CENTER + OUTER}` }), ...dots, element("circle", { class: "here", cx: x(at), cy: CENTER, r: 7.5 })];
+    return [element("path", { class: "ray", d: `M${CENTER + this.side / 2} ${CENTER}H${CENTER + OUTER}` }), ...dots, element("circle", { class: "here", cx: x(at), cy: CENTER, r: 7.5 })];
   }
 
   middle(picture) {
