@@ -203,7 +203,7 @@ def route(draw: random.Random) -> Hostile:
         "/é",
     ]
     method = draw.choice(["GET", "PUT", "DELETE", "TRACE", "OPTIONS", "PATCH", "HEAD", "CONNECT", "BREW"])
-    expected = (307, 400, 404, 405, CLOSED)
+    expected = (400, 404, 405, CLOSED)
     return Hostile("no such route", [request(method, draw.choice(paths), b"", None)], expected)
 
 
@@ -227,7 +227,7 @@ def protocol(draw: random.Random) -> Hostile:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + draw.randbytes(300),  # TLS
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ]
-    return Hostile("not HTTP", [draw.choice(broken)], (400, 404, 422, 501, CLOSED))
+    return Hostile("not HTTP", [draw.choice(broken)], (400, 403, 404, 422, 501, CLOSED))
 
 
 def upgrade(draw: random.Random) -> Hostile:

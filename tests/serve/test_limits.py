@@ -262,7 +262,7 @@ def test_the_digest_is_of_the_bytes_that_were_loaded(own_run, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_it_finishes_what_it_has_begun_and_exits_with_130(number, body):
     with Served("--no-gallery", "--n", "30000") as service:
         with socket.create_connection(("127.0.0.1", service.port)) as connection:

@@ -82,7 +82,8 @@ def test_answers_have_the_law_of_the_library_and_twins_do_not(service, digits, e
     assert min(p_values(ours, theirs)) > SURE
     assert p_values(counts_of_the_library(model, image, chosen, 0.55), theirs)[0] < SURE  # another sigma
     assert p_values(np.full(CALLS, ours[0]), theirs)[1] < SURE  # the same noise every time
-    evidence("S7", figure=f"{CALLS} answers have the library's law; no two equal requests share noise", trials=CALLS)
+    figure = f"{CALLS} equal requests have the library's law and vary as independent noise does"
+    evidence("S7", figure=figure, trials=CALLS, twin="another sigma, or the same noise every time: caught")
 
 
 def test_equal_requests_have_different_noise(service, digits):
@@ -196,8 +197,22 @@ def test_every_answer_forbids_what_the_page_does_not_need(service):
 
 
 def test_another_web_site_cannot_use_the_service_of_a_visitor(service, body):
-    assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site="cross-site").status == 403
-    assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site="same-origin").status == 200
+    for site in ("cross-site", "same-site"):
+        assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site=site).status == 403
+    for site in ("same-origin", "none"):
+        assert service.call("POST", "/predict?n=1", body, Sec_Fetch_Site=site).status == 200
+    for host in (
+        "elsewhere.example",
+        f"elsewhere.example:{service.port}",
+        "127.0.0.1.elsewhere.example",
+        "localhost.",
+        "",
+        "[::1",
+    ):
+        answer = service.call("GET", "/gallery/0", Host=host)  # a name of another site that leads to this machine
+        assert answer.status == 403 and "the host is" in answer.json["error"], host
+    for host in ("localhost", f"LOCALHOST:{service.port}", "127.0.0.1:80", "[::1]:8000", "[::1]"):
+        assert service.call("GET", "/gallery/0", Host=host).status == 200
 
 
 def test_the_log_has_a_line_for_each_request_and_no_image(service, body):

@@ -83,7 +83,8 @@ def serve(
 
     key = guard.read_api_key(api_key_file, os.environ.get(guard.KEY_VARIABLE))
     with server.bound(host, port) as listener:
-        if key is None and not server.is_loopback(listener):
+        local = server.is_loopback(listener)
+        if key is None and not local:
             warnings.warn(_OPEN.format(host, guard.KEY_VARIABLE), DpcertWarning, stacklevel=2)
         where = server.address_of(listener)
         with o.opened(run, model, data, device) as opened:
@@ -97,6 +98,7 @@ def serve(
                 key=key,
                 gallery=gallery,
                 ready=lambda workers: typer.echo(f"serving {run} ({words}) at {where}, workers: {workers}; Ctrl-C stops it"),
+                hosts=guard.LOCAL_NAMES | {host.lower()} if key is None and local else None,
             )
         del opened  # and its data set: the service needs no training records
         server.answer_until_a_signal(built, listener)

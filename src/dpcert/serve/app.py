@@ -40,6 +40,7 @@ def build_app(service: Service) -> FastAPI:
         description="Certified predictions of a private, robust image classifier.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the host that the client sent
     )
     image = {"requestBody": {"required": True, "content": BODY}}
     post: dict[str, Any] = {"openapi_extra": image, "responses": _PROBLEMS}

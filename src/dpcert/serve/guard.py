@@ -1,4 +1,4 @@
-"""What every request passes first: the API key, requests of other web sites, security headers, the log and the counts."""
+"""What every request passes first: host and origin, the API key, security headers, the log and the counts."""
 
 import asyncio
 import hashlib
@@ -9,6 +9,7 @@ from pathlib import Path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .._validate import shown
 from ..errors import ConfigError
 from .refusals import problem
 from .watch import LOG, Watch
@@ -16,6 +17,8 @@ from .watch import LOG, Watch
 KEY_VARIABLE = "DPCERT_API_KEY"
 OPEN_PATHS = ("/", "/health")  # and the files of the page: they need no key
 PAGE_FILES = "/page/"
+LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _SHORTEST_KEY = 16
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -61,10 +64,14 @@ def read_api_key(file: Path | None, variable: str | None) -> ApiKey | None:
 
 
 class Guard:
-    """An ASGI application around the service."""
+    """An ASGI application around the service.
 
-    def __init__(self, app: ASGIApp, key: ApiKey | None, watch: Watch) -> None:
-        self._app, self._key, self._watch = app, key, watch
+    `hosts` are the names under which it may be asked (None: any). A service on loopback answers to local names only: a web
+    site whose name leads to 127.0.0.1 would be of the same origin for a browser on this machine.
+    """
+
+    def __init__(self, app: ASGIApp, key: ApiKey | None, watch: Watch, hosts: frozenset[str] | None = None) -> None:
+        self._app, self._key, self._watch, self._hosts = app, key, watch, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -94,18 +101,29 @@ class Guard:
         finally:
             seconds = time.perf_counter() - began
             self._watch.answered(_route(scope), status, seconds)
-            facts = {"method": scope["method"][:16], "route": _route(scope), "status": status, "ms": round(1000 * seconds, 1)}
+            facts = {"method": _method(scope), "route": _route(scope), "status": status, "ms": round(1000 * seconds, 1)}
             LOG.info("request", extra={"facts": {**facts, "sent": sent, "client": (scope.get("client") or ["?"])[0]}})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, path = Headers(scope=scope), scope["path"]
-        if headers.get("sec-fetch-site") == "cross-site" and scope["method"] not in ("GET", "HEAD"):
+        if self._hosts is not None and _name(headers.get("host", "localhost")) not in self._hosts:
+            refusal = problem(
+                403, f"the host is {shown(headers['host'])}; use {sorted(self._hosts)[0]}, or start with an API key"
+            )
+            await refusal(scope, receive, send)
+        elif headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["method"] not in ("GET", "HEAD"):
             refusal = problem(403, "a page of another web site sent this request; use the page of this service")
             await refusal(scope, receive, send)
         elif self._key is not None and not _is_open(path) and not self._key.accepts(headers):
             await problem(401, "the API key is missing or wrong; send Authorization: Bearer KEY")(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+def _name(host: str) -> str:
+    """The host without its port."""
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdecimal() else host).lower()
 
 
 def _is_open(path: str) -> bool:
@@ -116,6 +134,10 @@ def _secure(headers: MutableHeaders) -> None:
     headers.setdefault("Cache-Control", "no-store")
     for name, value in _HEADERS.items():
         headers[name] = value
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in _METHODS else "other"
 
 
 def _route(scope: Scope) -> str:

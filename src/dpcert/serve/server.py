@@ -140,6 +140,7 @@ def prepared(
     key: ApiKey | None,
     gallery: bool | None,
     ready: Callable[[int], None],
+    hosts: frozenset[str] | None = None,
 ) -> Server:
     """A server with the model of a run, ready to vote. `ready` is called when it answers, with its number of workers.
 
@@ -151,7 +152,7 @@ def prepared(
     desk, bodies, watch = Desk(tools, limits.queue, limits.seconds), Bodies(model.shape, limits), Watch(model.sha256)
     file = ModelFile(run.directory.model, run.model_sha256)
     service = Service(model, desk, bodies, file, pictures, page_files(), watch)
-    return Server(_config(Guard(build_app(service), key, watch), limits), limits, lambda: ready(len(tools)))
+    return Server(_config(Guard(build_app(service), key, watch, hosts), limits), limits, lambda: ready(len(tools)))
 
 
 def _config(app: Guard, limits: Limits) -> uvicorn.Config:
