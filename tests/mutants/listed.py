@@ -5,6 +5,7 @@ of the wrong scale, a condition that is not looked at. `python -m tests.mutants.
 """
 
 from tests.mutants.mutant import Mutant as Mutant
+from tests.mutants.page import PAGE
 from tests.mutants.wider import WIDER
 
 CLIPPING, LEDGER = "tests/privacy/test_clipping.py", "tests/privacy/test_ledger.py"
@@ -740,6 +741,7 @@ MUTANTS = [
         "a run resumed from other weights than its ledger names",
     ),
     *WIDER,
+    *PAGE,
     # ranks
     Mutant(
         "training/step.py",
