@@ -22,7 +22,7 @@ def fold_norms(traced: fx.GraphModule) -> fx.GraphModule:
         norm: Any = traced.get_submodule(str(node.target))
         convolution: Any = traced.get_submodule(str(source.target))
         if type(norm) is _NORM_OF.get(type(convolution)) and not norm.training and norm.track_running_stats:
-            traced.set_submodule(str(source.target), fuse_conv_bn_eval(convolution.eval(), norm))
+            traced.set_submodule(str(source.target), fuse_conv_bn_eval(convolution.eval(), norm))  # type: ignore[arg-type]
             node.replace_all_uses_with(source)
             traced.graph.erase_node(node)
     traced.recompile()
