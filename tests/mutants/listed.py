@@ -713,6 +713,20 @@ MUTANTS = [
         "steps charged with the noise of another phase",
     ),
     Mutant(
+        "models/folding.py",
+        "or len(source.users) > 1 or calls[source.target] > 1",
+        "or len(source.users) > 9",
+        ("tests/models/test_folding.py::test_a_folded_model_computes_the_same",),
+        "a BatchNorm is folded into a convolution that has another use",
+    ),
+    Mutant(
+        "training/features.py",
+        "[forward(some) for some in rows.split(_ROWS_AT_ONCE)]",
+        "[forward(some - some.mean()) for some in rows.split(_ROWS_AT_ONCE)]",
+        (f"{PHASES}::test_passes_folding_and_precision_change_features_by_rounding_only",),
+        "the features of a record depend on the records of the same pass",
+    ),
+    Mutant(
         "training/features.py",
         "normal_at_positions(key, Purpose.VIEWS, start, start + size",
         "normal_at_positions(key, Purpose.VIEWS, 0, size",

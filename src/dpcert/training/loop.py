@@ -38,7 +38,7 @@ from ..store.runs import RunDirectory
 from ..views import ADVERSARIAL
 from ..workers import worker_count
 from .curve import COARSER
-from .features import ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
+from .features import PRECISIONS, ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
 from .lifecycle import Begun, Training, begin_in, begin_in_memory, finish, is_finished, reload, remembering
 from .optimizers import set_learning_rate
 from .phases import phases_of
@@ -262,7 +262,8 @@ def _head_on_features(training: Training, begun: Begun, progress: Progress) -> t
     tell = _named(progress, "features", max(begun.first, training.first_step), training.plan.steps)
     device = next(model.parameters()).device
     records, workers = records_of_rank(begun.world, method, len(images)), worker_count(device)
-    features = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell, records)
+    precision = PRECISIONS[keys.precision]
+    features = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell, records, precision)
     return model.get_submodule(head_name(model)), features, method, records.start
 
 

@@ -12,6 +12,7 @@ from ..gradients.choose import ENGINES
 from ..privacy.selection import LARGEST_MEAN, MOST_CURVES, Selection, merged
 from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, name_in, validated
 from .averaging import AVERAGES, AveragingKeys
+from .features import PRECISIONS
 from .optimizers import OptimizerKeys
 from .schedules import ScheduleKeys, learning_rate_factor
 
@@ -42,7 +43,8 @@ class HeadConfig(AveragingKeys, ScheduleKeys, OptimizerKeys):
 
     Each step uses `batch_size` records (by default all of them) and `copies` noisy views that are drawn once per record, so
     that the features of the frozen layers are computed once. `budget` is the share of the privacy budget that the phase gets
-    if another one follows. The defaults suit standardized features: a mean gradient of norm C moves the weights by 60.
+    if another one follows. With `precision` bfloat16 the features are computed with 8 bits, in half the time on processors that
+    have instructions for it. The defaults suit standardized features: a mean gradient of norm C moves the weights by 60.
     """
 
     learning_rate: float = Field(300.0, gt=0, le=1e6)
@@ -51,6 +53,7 @@ class HeadConfig(AveragingKeys, ScheduleKeys, OptimizerKeys):
     batch_size: int | None = Field(None, ge=1, le=LARGEST)
     clip_norm: float = Field(0.2, gt=0, le=1e6)
     copies: int = Field(8, ge=1, le=1024)
+    precision: Annotated[str, name_in(PRECISIONS), OPTIONAL] = "float32"
     budget: float = Field(0.5, gt=0, lt=1)
 
     def stated(self) -> dict[str, Any]:
