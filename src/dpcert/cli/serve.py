@@ -45,6 +45,14 @@ def serve(
             show_default="only images of public data sets that are on this machine",
         ),
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write the page and the model to DIR, for any web host, instead of serving. The browser computes the votes.",
+            show_default=False,
+        ),
+    ] = None,
     model: o.Model = None,
     data: o.Data = None,
     device: o.Device = None,
@@ -56,11 +64,20 @@ def serve(
 
     Logs are lines of JSON on stderr. Ctrl-C or SIGTERM finishes the requests in progress and exits with 130.
 
+    --export DIR writes a demo without a server. It needs npm, which fetches ONNX Runtime for browsers, and dpcert[fast].
+
     Example:  dpcert serve runs/mnist-dp-gaussian --port 8000
     """
     from ..serve.settings import Asked, Limits
 
     asked, limits = Asked(n, alpha), Limits(queue, timeout)
+    if export is not None:
+        from ..serve.export import write_demo
+
+        with o.opened(run, model, data, device) as opened:
+            write_demo(opened, export, sigma, n0, n, alpha, gallery)
+        typer.echo(f"demo of {run} ({opened.statement.short}): {export}; try it with: python3 -m http.server -d {export}")
+        return
     _require_extra()
     from ..serve import guard, server
 

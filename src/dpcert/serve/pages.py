@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "page"
+THEME = Path(__file__).parents[1] / "report" / "theme.css"
 INDEX = "index.html"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -34,6 +35,7 @@ class PageFile:
 
 
 def page_files(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """The files of the page by their path in the folder."""
+    """The files of the page by their path in the folder, and the theme that it shares with the report."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix in _TYPES)
-    return {file.relative_to(folder).as_posix(): PageFile(file.read_bytes(), _TYPES[file.suffix]) for file in files}
+    found = {file.relative_to(folder).as_posix(): file for file in files} | {THEME.name: THEME}
+    return {name: PageFile(file.read_bytes(), _TYPES[file.suffix]) for name, file in found.items()}
