@@ -304,3 +304,35 @@ def test_ranks_write_the_rows_of_one_process(tmp_path, input_scale):
 
     (alone,), (together,) = on_threads(1, rows)[0], on_threads(2, rows)[0]
     assert [replace(row, time=0.0) for row in together] == [replace(row, time=0.0) for row in alone] and len(alone) == 7
+
+
+class AroundTheNoise(NoisyModel):
+    """A subclass whose forward looks at the image itself."""
+
+    def forward(self, rows):
+        return super().forward(rows) + 100.0 * rows.flatten(1)[:, :3]
+
+
+def test_a_subclass_or_a_hook_finds_no_way_around_the_noise():
+    """Votes are those of the layer and the rest; a layer that may not be linear any more has no law."""
+    for input_scale in (0.0, 0.3):
+        plain = small_model(input_scale=input_scale)
+        bypass = AroundTheNoise(nn.Conv2d(1, 4, 3, padding=1), plain.rest, plain.scales, SHAPE, input_scale=input_scale)
+        bypass.load_state_dict(plain.state_dict())
+        x = torch.rand((4, *SHAPE))
+        expected, found = (SmoothedClassifier(model).certify(x, n=200, seed=0) for model in (plain, bypass))
+        assert torch.equal(expected.count, found.count) and not torch.equal(plain(x), bypass(x))
+    hooked, replaced = small_model(), small_model()
+    hooked.first.register_forward_hook(lambda layer, inputs, output: output.abs())
+    replaced.first = nn.Conv2d(1, 4, 3, stride=2)
+    for model in (hooked, replaced):
+        with pytest.raises(ModelError, match="replaced or has hooks"):
+            SmoothedClassifier(model)
+
+
+def test_scales_that_came_with_bad_weights_are_refused():
+    for value in (0.0, -1.0, math.nan):
+        model = small_model()
+        model.scales[1] = value
+        with pytest.raises(ModelError, match="4 positive values"):
+            smoothing_of(model)

@@ -169,7 +169,7 @@ def test_every_way_to_certify_uses_the_noise_of_the_model(copied, tmp_path, caps
     ("arguments", "words"),
     [
         (["certify", "--sigma", 0.5], "has noise inside its model, worth"),
-        (["attack", "--smoothed", "--attack", "pgd-l2"], "noise inside its model"),
+        (["attack", "--smoothed", "--attack", "pgd-l2", "--sigma", 0.3], "has noise inside its model, worth"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(copied, capsys, arguments, words):
@@ -179,6 +179,18 @@ def test_what_does_not_fit_is_refused_in_one_line(copied, capsys, arguments, wor
     error = capsys.readouterr().err.strip()
     assert words in error and "\n" not in error
     assert sorted(file.name for file in copied.iterdir()) == before
+
+
+@pytest.mark.parametrize("site", list(MODELS))
+def test_an_attack_on_the_vote_uses_the_noise_of_the_model(trained, tmp_path, site):
+    """Weaker than the certificates allow, and stronger with strength; the rows name what the noise is worth."""
+    shutil.copytree(trained / site, tmp_path / "run")
+    run = dpcert.open_run(tmp_path / "run", model=getattr(own_models, MODELS[site]))
+    found = run.attack("pgd-l2", (0.1, 4.0), smoothed=True, examples=20)
+    assert [row.sigma for row in found.rows] == [float(f"{run.smoothing().sigma:g}")] * 2
+    assert found.certified[0] is not None and found.rows[0].accuracy >= found.certified[0] and not found.contradictions
+    assert found.rows[1].accuracy < 0.5
+    assert call("verify", tmp_path / "run") == 0
 
 
 def test_runs_with_noise_inside_do_not_share_a_pass(trained, tmp_path, capsys):

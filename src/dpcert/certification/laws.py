@@ -27,11 +27,10 @@ from ..errors import ConfigError, ModelError
 from ..models.noisy import NoisyModel, normalized_kernel
 from ..operator_norm import Geometry, norm_of_weight
 from ..rng import Purpose
+from ..store.metrics import BOTH, HIDDEN, INPUT, PLACES
 from .bounds import certified_radius
 from .smooth import Counter
 
-INPUT, HIDDEN, BOTH = "input", "hidden", "both"
-PLACES = {HIDDEN: "noise after the first layer", BOTH: "noise on the image and after the first layer"}
 _DIGITS = Context(prec=9, rounding=ROUND_CEILING)  # of a norm: another machine, which rounds differently, finds the same
 _LARGEST_SIDE = 4096  # of an image; a larger one in a file is damage, and would take all memory
 _DOWN = 1.0 - 2.0**-48  # the products and roots below have a smaller error
@@ -117,6 +116,7 @@ def _is_possible(geometry: Geometry) -> bool:
 
 def smoothing_of(model: NoisyModel) -> Smoothing:
     """Return the law of the noise inside a model, from its weights."""
+    model.require_plain_layer()
     weight, scales = model.first.weight.detach().cpu(), model.scales.cpu()
     return law_of_layer(weight, scales, float(model.input_scale), model.geometry, normalized=model.normalize)
 

@@ -8,9 +8,10 @@ from torch import Tensor
 from .._validate import finite_in, integer_in
 from ..errors import ConfigError
 from ..rng import Purpose
+from ..store.metrics import INPUT
 from ..store.records import CertificateRow, InnerNoiseRow
 from . import smooth
-from .laws import INPUT, Smoothing
+from .laws import Smoothing
 from .smooth import Counter
 
 PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"

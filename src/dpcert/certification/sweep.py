@@ -16,13 +16,14 @@ from ..rng import Purpose, key_from_seed, secret_key
 from ..scale.shards import SharedPass, Wire
 from ..scale.world import ALONE, World
 from ..store.growing import append_missing_rows, append_missing_rows_to_all
+from ..store.metrics import INPUT
 from ..store.records import CertificateRow, InnerNoiseRow, RobustRow
 from ..workers import parallel_map
 from . import smooth
 from .bounds import pixeldp_radius
 from .chosen import chosen
 from .heads import heads_in
-from .laws import INPUT, OnImages, Smoothing, law_for, whitened
+from .laws import OnImages, Smoothing, law_for, whitened
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .request import Request
 from .smooth import Counter
@@ -160,7 +161,7 @@ class SmoothedClassifier:
         """Run PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
         Request(self.sigma, 1, n, alpha)
         x = check_inputs(x)
-        with self._counters(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
+        with self.voting(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
             work = parallel_map(counters, lambda counter, i: smooth.predict(counter, x[i], n, alpha, i), range(len(x)))
             return torch.tensor(list(work))
 
@@ -184,11 +185,11 @@ class SmoothedClassifier:
 
     def counters(self, x: Tensor, request: Request, key: bytes) -> AbstractContextManager[list[Counter]]:
         """Return counters for the inputs `x`, one per worker; their noise is a function of `key`."""
-        return self._counters(x, key, request.votes, fresh_noise=self.fresh_noise)
+        return self.voting(x, key, request.votes, fresh_noise=self.fresh_noise)
 
     @contextmanager
-    def _counters(self, x: Tensor, key: bytes, votes: dict[Purpose, int], *, fresh_noise: bool) -> Iterator[list[Counter]]:
-        """Yield counters for images, whatever the law is."""
+    def voting(self, x: Tensor, key: bytes, votes: dict[Purpose, int], *, fresh_noise: bool = False) -> Iterator[list[Counter]]:
+        """Yield counters of so many `votes` for images, whatever the law is; their noise is a function of `key`."""
         if self.smoothing.site == INPUT:
             with self._voter.counters(x, key, votes, fresh_noise=fresh_noise) as counters:
                 yield counters

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from .._validate import finite_in
 from ..errors import ModelError
+from ..known_layers import altered
 from ..operator_norm import Geometry, geometry_of, norm_gradient, require_scales
 
 fx.wrap("norm_gradient")  # one operation in a trace: it has no rows and no derivative
@@ -134,13 +135,22 @@ class NoisyModel(nn.Module):
         return _divisor(self.first.weight, self.scales, self.geometry, zero)
 
     def folded(self) -> "NoisyModel":
-        """Return a copy with A as its kernel and nothing left to normalize: the model that votes."""
-        plain = copy.deepcopy(self)
-        if self.normalize:
-            plain.normalize = False
-            with torch.no_grad():
-                plain.first.weight.copy_(normalized_kernel(self.first.weight, self.scales, self.geometry))
-        return plain
+        """Return a plain copy with A as its kernel and nothing left to normalize: the model that votes.
+
+        It is made of the layer and the rest, so that a subclass or a hook on the layer has no way around the noise.
+        """
+        self.require_plain_layer()
+        first, weight = copy.deepcopy(self.first), self.first.weight.detach()
+        kernel = normalized_kernel(weight, self.scales, self.geometry) if self.normalize else weight.clone()
+        first.weight, first.bias = nn.Parameter(kernel), nn.Parameter(self.shift.detach().flatten().clone())
+        rest, scale = copy.deepcopy(self.rest), float(self.input_scale)
+        plain = NoisyModel(first, rest, self.scales, self.input_shape, input_scale=scale, normalize=False)
+        return plain.to(self.scales.device, self.scales.dtype).train(self.training)
+
+    def require_plain_layer(self) -> None:
+        """Raise unless the first layer is still the linear layer whose norm is known: not replaced, no hooks."""
+        if altered(self.first) or geometry_of(self.first, self.input_shape) != self.geometry:
+            raise ModelError("the noisy layer was replaced or has hooks, so it may not be linear; build the NoisyModel again")
 
     def _spread(self, channels: Tensor) -> Tensor:
         return channels.reshape(-1, *[1] * (len(self.hidden_shape) - 1))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..certification.bounds import confidence_interval, lower_confidence_bound, pixeldp_radius
-from ..certification.laws import INPUT, Smoothing, stored_smoothing
+from ..certification.laws import Smoothing, stored_smoothing
 from ..certification.metrics import (
     Estimate,
     average_certified_radius,
@@ -19,6 +19,7 @@ from ..certification.request import PER_INPUT, SIMULTANEOUS, Request
 from ..certification.smooth import ABSTAIN
 from ..errors import VerifyError
 from ..store.durable import parse_json, sha256_hex
+from ..store.metrics import INPUT
 from ..store.opened import open_facts, open_rows, open_settings
 from ..store.public import PublicFiles
 from ..store.records import AttackRow, CertificateRow, InnerNoiseRow, RobustRow, SampleRow

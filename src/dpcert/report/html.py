@@ -6,10 +6,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..certification.laws import HIDDEN
 from ..certification.metrics import largest_radius
 from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
+from ..store.metrics import HIDDEN
 from ..store.records import METRICS, CertificateRow
 from . import figures, pictures, words
 from .membership import Membership, membership_curve, membership_of

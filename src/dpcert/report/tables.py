@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..certification.laws import INPUT, PLACES
 from ..certification.metrics import is_about
 from ..errors import RunError
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
-from ..store.metrics import certification_at, main_sigma
+from ..store.metrics import INPUT, PLACES, certification_at, main_sigma
 from ..store.opened import open_curve, open_metrics, open_rows, open_settings, open_side_rows
 from ..store.public import PublicFiles, read_directory
 from ..store.records import AttackRow, CertificateRow, CurveRow, SampleRow

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..certification.laws import PLACES
 from ..certification.metrics import largest_radius
 from ..rounding import ceil_text
+from ..store.metrics import PLACES
 from .statistics import by_class, weakest
 from .tables import Certified, Paper, RunFacts, no_paper
 

@@ -1,7 +1,7 @@
 """From a finished run to attacks.tsv: accuracy under attack, compared with certified accuracy. Glue code without math."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +136,7 @@ def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = sil
 
     Existing rows with other steps, starts or images are an error, or are replaced if `again` is set.
     """
-    if request.smoothing is not None and isinstance(run.model, NoisyModel):
-        raise RunError(f"{run.path} has noise inside its model, and attacks on its vote are not supported; omit --smoothed")
-    data = run.data
+    request, data = _with_law_of(run, request), run.data
     examples = request.count(len(data.x_test))
     require_subset(len(data.x_test), examples)
     indices = even_subset(len(data.x_test), examples)
@@ -162,6 +160,15 @@ def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = sil
             AttackRow, file, list(wanted), lambda todo: _measured(run, images, request, todo, progress), silent, order=_in_file
         )
     return Attacked(file, rows, [_certified_at(row, certified, indices) for row in rows])
+
+
+def _with_law_of(run: LoadedRun, request: AttackRequest) -> AttackRequest:
+    """The request with what the noise inside the model is worth, if there is any; another sigma is refused."""
+    target, stated = request.smoothing, run.config.certification_sigma
+    if target is None or not isinstance(run.model, NoisyModel):
+        return request
+    law = run.smoothing(None if target.sigma == stated else target.sigma)
+    return replace(request, smoothing=replace(target, sigma=law.sigma))
 
 
 def _facts(run: LoadedRun, request: AttackRequest, images: str) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from ..errors import RunError
 from .durable import parse_checked_json, read_file
 
 Check = Callable[[Any], bool]
+INPUT, HIDDEN, BOTH = "input", "hidden", "both"  # where noise enters a smoothed classifier
+PLACES = {HIDDEN: "noise after the first layer", BOTH: "noise on the image and after the first layer"}
 PAPERS_N0, PAPERS_N, PAPERS_ALPHA = 100, 10_000, 0.001  # CERTIFY as the paper runs it
 
 FORMAT = "dpcert-1"  # of run directories: in the header of a model, and in metrics.json if present
