@@ -37,6 +37,8 @@ from . import (
     run,
     serve,
     train,
+    trial,
+    tune,
     verify,
 )
 from ._options import show_help_without_command
@@ -54,6 +56,8 @@ app.command("run", rich_help_panel=TRAIN)(run.run)
 app.command("train", rich_help_panel=TRAIN)(train.train)
 app.command("certify", rich_help_panel=TRAIN)(certify.certify)
 app.command("pretrain", rich_help_panel=TRAIN)(pretrain.pretrain)
+app.command("tune", rich_help_panel=TRAIN)(tune.tune)
+app.command("trial", hidden=True)(trial.trial)
 app.command("predict", rich_help_panel=INSPECT)(predict.predict)
 app.command("attack", rich_help_panel=INSPECT)(attack.attack)
 app.command("analyze", rich_help_panel=INSPECT)(analyze.analyze)

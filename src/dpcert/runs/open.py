@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._validate import integer_in
-from ..certification.sweep import Certificates, Request
+from ..certification.request import Request
+from ..certification.sweep import Certificates
 from ..data.dataset import LARGEST_IMAGE, Dataset, exists
 from ..data.registry import SOURCES
 from ..errors import LedgerError, ModelError, RunError
@@ -126,8 +127,7 @@ class OpenRun(LoadedRun):
 
         The result covers all images that the certificates file contains for this request.
         """
-        chosen = self.config.certification_sigma if sigma is None else sigma
-        request = CertifyRequest(Request(chosen, n0, n, alpha), examples, seed, split)
+        request = CertifyRequest(Request.under(self.smoothing(sigma), n0, n, alpha), examples, seed, split)
         return certificates_of(self, certify(self, request, progress))
 
     def analyze(self, examples: int | str | None = None, *, seed: int = 0, progress: Progress = silent) -> Analysis:

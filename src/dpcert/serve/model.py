@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.kinds import attack
-from ..attacks.measure import Images, Smoothing, perturbed
+from ..attacks.measure import Images, SmoothedTarget, perturbed
 from ..certification import smooth
 from ..certification.metrics import largest_radius
 from ..certification.votes import ROWS_ON_CPU, FreshVotes, device_of, voting_copy, winners
-from ..errors import RunError
+from ..errors import ModelError, RunError
 from ..models.factory import Shape
+from ..models.noisy import NoisyModel
 from ..report.pictures import as_data_url
 from ..report.words import CLASSES
 from ..rng import Purpose, normal_at_positions, secret_key
@@ -108,7 +109,7 @@ class ServedModel:
 
     def attacked(self, x: Tensor, strength: float, target: str, label: int | None, ticket: Votes) -> Attacked:
         """Move an image by at most `strength` away from a class: `label`, or the one that the target predicts."""
-        smoothing = Smoothing(self.sigma, _DRAWS) if target == SMOOTHED else None
+        smoothing = SmoothedTarget(self.sigma, _DRAWS) if target == SMOOTHED else None
         if label is None:
             label = self._class_of(x, target, ticket)
         image, moved = Images(x[None], torch.tensor([label]), [0]), x
@@ -158,6 +159,8 @@ def _distance(x: Tensor, moved: Tensor) -> float:
 
 def served(run: OpenRun, sigma: float | None, n0: int, asked: Asked, *, gallery: bool) -> ServedModel:
     """The model of an opened run, for a service; `gallery` says whether there are test images to show."""
+    if isinstance(run.model, NoisyModel):
+        raise ModelError(f"the model of {run.path} has noise inside, which the service does not draw; use dpcert predict")
     chosen = run.config.certification_sigma if sigma is None else sigma
     asked.request(chosen, n0)  # checks the values
     return ServedModel(

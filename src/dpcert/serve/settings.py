@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .._validate import finite_in, integer_in
-from ..certification.sweep import Request
+from ..certification.request import Request
 
 _SMALLEST_BODY_LIMIT = 1 << 20
 _BODY_BYTES_PER_VALUE = 64  # a number in JSON has about 20 characters
