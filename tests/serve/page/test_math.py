@@ -171,7 +171,7 @@ def test_an_attack_moves_uphill_stays_in_its_ball_and_in_the_box():
     const image = Float32Array.from({ length: 64 }, (_, i) => (i % 3) / 2), weights = Float32Array.from({ length: 64 }, (_, i) => Math.cos(i));
     const margin = (x) => x.reduce((sum, pixel, j) => sum + pixel * weights[j], 0);
     const run = async (rows, count) => Float32Array.from({ length: 2 * count }, (_, i) => (i % 2 ? -1 : 1) * margin(rows.subarray((i >> 1) * 64, ((i >> 1) + 1) * 64)));
-    const moved = await attack(run, image, 2, 0, 0.5, 0.7);
+    const moved = await attack(run, image, 2, 0, { sigma: 0.5, strength: 0.7, copies: 20000 });
     return { distance: distance(image, moved), low: Math.min(...moved), high: Math.max(...moved), before: margin(image), after: margin(moved) };
     """
     seen = in_node(script)

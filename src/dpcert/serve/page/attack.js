@@ -34,7 +34,8 @@ export class Attack {
   async find(signal) {
     const { image, result, engine } = this;
     const strength = Math.min(FURTHEST, Math.max(SHORTEST, BEYOND * result.radius));
-    const end = await engine.attack(image, result.selected, strength, signal);
+    $("find").textContent = "Searching …";
+    const end = await engine.attack(image, result.selected, strength, signal).finally(() => ($("find").textContent = "Find an attack"));
     this.end = end;
     this.reach = distance(image, end);
     if (!(this.reach > 0)) throw new Error("The attack found no direction from this image; try another one.");

@@ -5,7 +5,7 @@ import { noisyCopies } from "./noise.js";
 
 const TIE_TOLERANCE = 2 ** -16; // relative to the largest logit, as on the server
 const ROWS = 128;
-const ATTACK_STEPS = 20, ATTACK_BATCHES = 8;
+const ATTACK_STEPS = 20, MOST_BATCHES = 8; // of a step
 
 // The class a row of logits votes for; -1 (no class) if a logit is NaN or the two largest differ by less than rounding.
 export function voteOf(logits) {
@@ -53,11 +53,13 @@ async function castVotes(run, image, classes, total, sigma, tell) {
 }
 
 // An image at most `strength` (L2) from `image`, pixels in [0, 1], on which the smoothed classifier loses class `label`:
-// ascent in steps, each along an estimated gradient, back into the ball and the box after each.
-export async function attack(run, image, classes, label, sigma, strength, tell = () => {}) {
+// ascent in steps, each along an estimated gradient, back into the ball and the box after each. It classifies about `copies`
+// noisy copies.
+export async function attack(run, image, classes, label, { sigma, strength, copies }, tell = () => {}) {
+  const batches = Math.min(MOST_BATCHES, Math.ceil(copies / (ATTACK_STEPS * ROWS)));
   let moved = image.slice(), heading = new Float64Array(image.length);
   for (let step = 0; step < ATTACK_STEPS; step++) {
-    const uphill = await estimatedGradient(run, moved, classes, label, sigma);
+    const uphill = await estimatedGradient(run, moved, classes, label, sigma, batches);
     heading = heading.map((old, j) => 0.75 * old + uphill[j]); // averages out the error of the estimates
     moved = projected(image, moved, heading, strength, (2.5 * strength) / ATTACK_STEPS);
     await tell(step + 1, ATTACK_STEPS);
@@ -67,10 +69,10 @@ export async function attack(run, image, classes, label, sigma, strength, tell =
 
 // The gradient of the class's log-odds, downwards and of length 1, from logits alone: by Stein's identity the gradient of
 // E[f(x + noise)] is E[noise * f(x + noise)] / sigma^2.
-export async function estimatedGradient(run, image, classes, label, sigma) {
+export async function estimatedGradient(run, image, classes, label, sigma, batches) {
   const weighted = new Float64Array(image.length), plain = new Float64Array(image.length);
   let total = 0;
-  for (let part = 0; part < ATTACK_BATCHES; part++) {
+  for (let part = 0; part < batches; part++) {
     const rows = noisyCopies(image, ROWS, sigma), logits = await run(rows, ROWS);
     for (let row = 0; row < ROWS; row++) {
       const odds = logOdds(logits.subarray(row * classes, (row + 1) * classes), label);
@@ -81,7 +83,7 @@ export async function estimatedGradient(run, image, classes, label, sigma) {
       }
     }
   }
-  const mean = total / (ROWS * ATTACK_BATCHES); // subtracting it removes most of the variance
+  const mean = total / (ROWS * batches); // subtracting it removes most of the variance
   return unitLength(plain.map((noise, j) => mean * noise - weighted[j]));
 }
 
