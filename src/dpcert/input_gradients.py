@@ -36,6 +36,7 @@ class _OverPhases(nn.Module):
     """A convolution of stride s, computed with stride 1: pixels (s i + a, s j + b) become channel (a, b) of pixel (i, j)."""
 
     weight: Tensor
+    phases: Tensor
     bias: Tensor | None
 
     def __init__(self, layer: nn.Module) -> None:
@@ -43,8 +44,9 @@ class _OverPhases(nn.Module):
         assert isinstance(layer, nn.Conv2d)
         self.stride = layer.stride[0]
         self.padding = [int(p) for p in layer.padding]
-        weight = F.pixel_unshuffle(layer.weight.detach(), self.stride)
-        self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last), persistent=False)
+        phases = F.pixel_unshuffle(layer.weight.detach(), self.stride)
+        self.register_buffer("weight", layer.weight.detach(), persistent=False)  # for a parent that reads it
+        self.register_buffer("phases", phases.contiguous(memory_format=torch.channels_last), persistent=False)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,5 +55,5 @@ class _OverPhases(nn.Module):
         height, width = x.shape[-2] + 2 * vertical, x.shape[-1] + 2 * horizontal
         # Pad at the end, so that both sides are multiples of s. The extra windows that this adds are cut off below.
         padded = F.pad(x, (horizontal, horizontal + -width % s, vertical, vertical + -height % s))
-        out = F.conv2d(F.pixel_unshuffle(padded, s), self.weight, self.bias)
-        return out[..., : (height - self.weight.shape[-2] * s) // s + 1, : (width - self.weight.shape[-1] * s) // s + 1]
+        out = F.conv2d(F.pixel_unshuffle(padded, s), self.phases, self.bias)
+        return out[..., : (height - self.phases.shape[-2] * s) // s + 1, : (width - self.phases.shape[-1] * s) // s + 1]

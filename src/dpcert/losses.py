@@ -154,6 +154,25 @@ class Macer:
         return self.lambda_ * self.sigma / 2 * torch.where(p_y > others.amax(), hinge, 0.0)
 
 
+@dataclass(frozen=True)
+class Reconstruction:
+    """weight * mean_j E_j, the reconstruction errors of the views: one more column of the outputs of StoBatch's network.
+
+    `columns` is the number of columns after the logits that the network of this objective has.
+    """
+
+    weight: float = 1.0
+    name: ClassVar[str] = "reconstruction"
+    columns: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        finite_in("method.reconstruction_weight", self.weight, 0.0, _LARGEST_WEIGHT, remedy="1 is typical")
+
+    def __call__(self, outputs: Tensor, label: Tensor) -> Tensor:
+        """``[R, classes + 1] -> scalar``."""
+        return self.weight * outputs[:, -1].mean()
+
+
 def _quantile(p: Tensor) -> Tensor:
     """Return Phi^-1, finite for p = 0 and p = 1."""
     quantile: Tensor = torch.special.ndtri(torch.clamp(p, _SMALLEST_PROBABILITY, 1.0 - _SMALLEST_PROBABILITY))

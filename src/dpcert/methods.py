@@ -14,6 +14,9 @@
 | dp-smoothadv+psac         | smoothadv | none        | psac | Appendix, ablation of PSAC                 |
 | dp-gaussian+consistency   | gaussian  | consistency | flat | Appendix, ablation of consistency          |
 | dp-smoothadv+consistency  | smoothadv | consistency | flat | Appendix, ablation of consistency          |
+
+The systems that the paper could only quote are rows of a second table, `PRIOR`. They need a model with noise inside
+(`models.systems`), and what their loss sees of ONE example are still the outputs for its views.
 """
 
 import dataclasses
@@ -26,12 +29,17 @@ from torch import Tensor, nn
 from . import losses
 from ._validate import one_of
 from .errors import ConfigError
+from .models.autoencoder import Reconstructing
 from .privacy.clipping import CLIP_RULES, ClipRule
-from .views import Gaussian, Original, SmoothAdv
+from .views import Gaussian, Inner, InnerOnce, Original, SharedStoBatch, SmoothAdv, StoBatch
 
 
 class Views(Protocol):
-    """How the views of an example are made. Views that change during training also have ``at(epoch) -> Views``."""
+    """How the views of an example are made. Views that change during training also have ``at(epoch) -> Views``.
+
+    Views are images, and their noise has the shape of an image, unless the views have ``view_shape(model, input_shape)`` and
+    ``noise_shape(model, input_shape)``.
+    """
 
     @property
     def name(self) -> str:
@@ -53,6 +61,18 @@ class Views(Protocol):
         """``x [b, ...]``, standard normal ``noise [b, K, ...]`` -> ``[b, R, ...]``."""
 
 
+def noise_shape(views: Views, model: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the noise of one copy."""
+    own = getattr(views, "noise_shape", None)
+    return tuple(input_shape) if own is None else own(model, tuple(input_shape))
+
+
+def view_shape(views: Views, model: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one view."""
+    own = getattr(views, "view_shape", None)
+    return tuple(input_shape) if own is None else own(model, tuple(input_shape))
+
+
 Regulariser = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -60,7 +80,8 @@ Regulariser = Callable[[Tensor, Tensor], Tensor]
 class Method:
     """One way to train: views, a regulariser of one example's logits (or None), and a clip rule.
 
-    If the regulariser has ``for_views(count, copies, sigma)``, it is called here, to learn which rows are noisy copies.
+    If the regulariser has ``for_views(count, copies, sigma)``, it is called here, to learn which rows are noisy copies. If it
+    has `columns`, the network that is differentiated has that many columns after the logits (see `network`).
     """
 
     views: Views
@@ -95,10 +116,23 @@ class Method:
         views: Views = self.views if at is None else at(epoch)
         return views
 
-    def loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Return the loss of one example: cross-entropy over its views, plus the regulariser."""
+    @property
+    def columns(self) -> int:
+        """The number of columns after the logits that the loss needs."""
+        return int(getattr(self.regulariser, "columns", 0))
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return what the engine differentiates: the model, or the model with the columns that the loss needs.
+
+        It has the parameters of the model, in the same order.
+        """
+        return Reconstructing(model) if self.columns else model
+
+    def loss(self, outputs: Tensor, label: Tensor) -> Tensor:
+        """Return the loss of one example: cross-entropy over its views, plus the regulariser, which sees all columns."""
+        logits = outputs[:, : -self.columns] if self.columns else outputs
         value = losses.cross_entropy(logits, label)
-        return value if self.regulariser is None else value + self.regulariser(logits, label)
+        return value if self.regulariser is None else value + self.regulariser(outputs, label)
 
 
 @dataclass(frozen=True)
@@ -113,6 +147,12 @@ class Row:
     clip: str
     source: str
     cost: float
+    system: str | None = None  # the `model.system` that the method needs
+
+    @property
+    def noise_inside(self) -> bool:
+        """Whether the views have noise inside the model, in every pass."""
+        return self.views not in (Original.name, Gaussian.name, SmoothAdv.name)
 
 
 METHODS: dict[str, Row] = {
@@ -130,12 +170,26 @@ METHODS: dict[str, Row] = {
     "dp-smoothadv+consistency": Row("smoothadv", "consistency", "flat", "Appendix, ablation of consistency", 5.6),
 }
 
-VIEWS: dict[str, Callable[..., Views]] = {"none": Original, "gaussian": Gaussian, "smoothadv": SmoothAdv}
+PRIOR: dict[str, Row] = {
+    "pixeldp": Row("inner", "none", "flat", "Lecuyer et al. 2019, trained with DP-SGD", 3.0, "pixeldp"),
+    "securesgd": Row("inner", "none", "flat", "Phan et al. 2019 (SecureSGD), sound", 3.0, "securesgd"),
+    "dp-denoiser": Row("gaussian", "none", "flat", "TransDenoiser, without its noise credit", 10.0, "denoiser"),
+    "stobatch": Row("stobatch", "reconstruction", "flat", "Phan et al. 2020 (StoBatch), sound", 10.0, "stobatch"),
+    "securesgd-as-published": Row("inneronce", "none", "batchmean", "SecureSGD, as released", 3.0, "securesgd"),
+    "stobatch-as-published": Row("stobatchonce", "reconstruction", "unperturbed", "StoBatch, as released", 10.0, "stobatch"),
+}
+ALL_METHODS = METHODS | PRIOR
+
+VIEWS: dict[str, Callable[..., Views]] = {
+    "none": Original,
+    **{kind.name: kind for kind in (Gaussian, SmoothAdv, Inner, InnerOnce, StoBatch, SharedStoBatch)},
+}
 REGULARISERS: dict[str, Callable[..., Regulariser] | None] = {
     "none": None,
     "stability": losses.Stability,
     "consistency": losses.Consistency,
     "macer": losses.Macer,
+    "reconstruction": losses.Reconstruction,
 }
 
 
@@ -182,12 +236,15 @@ def combine(
     return method
 
 
-def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: bool = True, **settings: float) -> Method:
-    """Return a method of the paper by name. `sigma` is the noise of its views (unused by methods without noisy views).
+def method(name: str, *, sigma: float = 0.5, copies: int = 2, keep_original: bool | None = None, **settings: float) -> Method:
+    """Return a method by name. `sigma` is the noise of its views (unused by methods without noisy views).
+
+    `keep_original` adds a view without noise. It is the default for the paper's methods, and not for systems with noise inside.
 
     `settings` are those of its parts, e.g. ``stability_gamma=1.0`` or ``smoothadv_radius=0.5``.
     """
-    row = METHODS[one_of("method", name, METHODS)]
+    row = ALL_METHODS[one_of("method", name, ALL_METHODS)]
+    keep_original = not row.noise_inside if keep_original is None else keep_original
     return combine(
         views=row.views,
         regulariser=row.regulariser,

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from .known_layers import ELEMENTWISE, dimensions_after
+from .operator_norm import norm_gradient
+from .tied import tied_residual
 
 SMALL, LARGE = 2, 3  # two batch sizes: a dimension that is 2 for one and 3 for the other is the batch
 _AGREEMENT = 1e-4  # of the largest value: rounding differs between batch sizes
@@ -402,6 +404,17 @@ def _padded(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> int:
     return cast(int, x.dim)
 
 
+def _of_weights(*args: Any) -> int:
+    raise NoProofError("the norm of a weight that depends on rows")
+
+
+def _tied(x: Any, hidden: Any, weight: Any, divisor: Any, stride: Any, padding: Any) -> int:
+    _constant(weight, stride, padding)
+    if any(_rows(value).dim != 0 or value.small.ndim != 4 for value in (x, hidden, divisor)):
+        raise NoProofError("a reconstruction of something that is not images")
+    return 0
+
+
 def _dropped(x: Any, p: float = 0.5, training: Any = True, inplace: Any = False) -> int:
     if training is not False or inplace is not False:
         raise NoProofError("dropout is active")
@@ -433,7 +446,8 @@ _FUNCTIONS: dict[Any, Rule] = {
     **{getattr(space, name): rule for space in (torch, F) for name, rule in _BY_NAME.items() if hasattr(space, name)},
     **dict.fromkeys([operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow], _elementwise),
     **dict.fromkeys([operator.floordiv, operator.mod], _elementwise),
-    **{operator.matmul: _multiplied, operator.getitem: _indexed},
+    **{operator.matmul: _multiplied, operator.getitem: _indexed, norm_gradient: _of_weights},
+    tied_residual: _tied,
 }
 
 
@@ -441,3 +455,8 @@ def is_elementwise(node: fx.Node) -> bool:
     """Return whether the node combines its arguments entry by entry, with broadcasting."""
     rules: dict[Any, Rule] = _METHODS if node.op == "call_method" else _FUNCTIONS
     return node.op in ("call_method", "call_function") and rules.get(node.target) is _elementwise
+
+
+def has_no_derivative(node: fx.Node) -> bool:
+    """Return whether the result of the node is a constant for differentiation, although it depends on parameters."""
+    return node.target in (norm_gradient, tied_residual)

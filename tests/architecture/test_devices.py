@@ -53,7 +53,7 @@ JUSTIFIED: dict[str, dict[str, str]] = {
         "int(min(size, most))": NUMBER,
         "torch.Generator()": PROBE,
         "torch.rand((large, context.method.views.count, *shape), generator=generator)": PROBE,
-        "torch.randn((len(x), views.copies, *input_shape), generator=torch.Generator().manual_seed(0))": PROBE,
+        "torch.randn(shape, generator=torch.Generator().manual_seed(0))": PROBE,
         "torch.arange(len(x))": "a mask of rows, once per training: an index may be on the CPU",
         "torch.equal(whole, torch.cat(in_small))": ONCE,
         "torch.equal(before[others], views(model, other, labels, noise)[others])": ONCE,
@@ -94,7 +94,7 @@ JUSTIFIED: dict[str, dict[str, str]] = {
     },
     "certification/smooth": {
         "int(selection.argmax())": COUNTED,
-        "int(counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)[selected])": COUNTED,
+        "int(votes[selected])": COUNTED,
         "int(c)": COUNTED,
         "int(votes[first])": COUNTED,
         "int(votes[second])": COUNTED,

@@ -21,6 +21,8 @@ RANK = {
     "rng": 1,
     "workers": 1,
     "known_layers": -1,
+    "operator_norm": -0.5,
+    "tied": -1,
     "row_rules": 0,
     "row_proof": 1,
     "isolation": 2,
@@ -34,7 +36,7 @@ RANK = {
     "gradients": 3,
     "views": 3,
     "certification": 3,
-    "models": 3,
+    "models": 2.8,  # certification knows models with noise inside
     "analysis": 3,
     "attacks": 4,
     "methods": 4,
@@ -44,13 +46,15 @@ RANK = {
     "report": 6,
     "release": 8,
     "paper": 8,
+    "tuning": 8,
+    "serve": 8,
     "cli": 9,
     "__init__": 10,
     "__main__": 10,
 }
 # These import no file of their own folder, whatever else changes: each can be read, tested and audited alone.
 PILLARS = (
-    *("privacy/accounting", "privacy/clipping", "privacy/noise", "privacy/sampling"),
+    *("privacy/accounting", "privacy/clipping", "privacy/noise", "privacy/sampling", "privacy/selection"),
     *("gradients/engine", "gradients/parts"),
     *("certification/bank", "certification/bounds", "certification/sequence"),
     *("analysis/correlate", "analysis/input_gradient", "analysis/input_hessian", "analysis/layers", "analysis/lipschitz"),
@@ -70,6 +74,8 @@ JOINTS = {
     "gradients/traced",  # the same rules on the trace of a custom forward
     "gradients/checkpointed",  # the trace, one segment at a time
     "gradients/choose",  # both engines
+    "certification/laws",  # the law's number from the bound, and its counters
+    "certification/request",  # the law, the votes and the row they give
     "certification/votes",  # counts with the compiled graph and the bank
     "certification/sweep",  # votes to rows
     "data/registry",  # names to readers
@@ -95,8 +101,10 @@ JOINED_FOLDERS = {
     "report",
     "release",
     "paper",
+    "tuning",
     "cli",
     "scale",
+    "serve",
 }  # nothing but joints; cycles are refused there too
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from dpcert.attacks import measure
 from dpcert.attacks.kinds import attack
-from dpcert.attacks.measure import Images, Smoothing, base_right, perturbed, smoothed_right
+from dpcert.attacks.measure import Images, SmoothedTarget, base_right, perturbed, smoothed_right
 from dpcert.attacks.norms import L2, Linf
 from dpcert.rng import key_from_seed
 from tests.conftest import trained_cnn
@@ -143,7 +143,7 @@ def test_random_starts_are_uniform_in_their_balls():
 
 def test_the_smoothed_linear_model_falls_at_its_own_radius():
     """The smoothed class of a linear model is its own class: the border does not move, and the attack must find it."""
-    points, how, smoothing = images(60, near=0.8), attack("pgd-l2", 8, 1), Smoothing(0.1, draws=8, votes=400)
+    points, how, smoothing = images(60, near=0.8), attack("pgd-l2", 8, 1), SmoothedTarget(0.1, draws=8, votes=400)
     away = distance(points, "l2")
     strength = float(away.median())
     right = smoothed_right(MODEL, points, how, strength, KEY, smoothing)
@@ -165,7 +165,7 @@ def test_the_verdict_on_the_smoothed_model_uses_noise():
 
     points = Images(torch.full((5, 1, 6, 6), 0.5), torch.zeros(5, dtype=torch.long), range(5))
     assert base_right(Fragile(), points, attack("pgd-l2", 2), 0.0, KEY).all()
-    assert not smoothed_right(Fragile(), points, attack("pgd-l2", 2), 0.0, KEY, Smoothing(0.25, 4, 100)).any()
+    assert not smoothed_right(Fragile(), points, attack("pgd-l2", 2), 0.0, KEY, SmoothedTarget(0.25, 4, 100)).any()
 
 
 def test_a_tie_is_not_right():
@@ -182,7 +182,7 @@ def test_a_tie_is_not_right():
     points = Images(torch.full((4, 1, 6, 6), 0.5), torch.arange(4) % 3, range(4))
     for name in ("fgsm", "pgd-l2"):
         how = attack(name, None if name == "fgsm" else 2)
-        assert not smoothed_right(Even(), points, how, 0.1, KEY, Smoothing(0.25, 4, 50)).any()
+        assert not smoothed_right(Even(), points, how, 0.1, KEY, SmoothedTarget(0.25, 4, 50)).any()
 
 
 def test_every_step_of_every_start_sees_noises_of_its_own(monkeypatch):
@@ -193,7 +193,7 @@ def test_every_step_of_every_start_sees_noises_of_its_own(monkeypatch):
         return seen[-1]
 
     monkeypatch.setattr(measure, "_noises", spy)
-    smoothed_right(MODEL, images(2), attack("pgd-l2", 3, 2), 0.1, KEY, Smoothing(0.25, 4, 50))
+    smoothed_right(MODEL, images(2), attack("pgd-l2", 3, 2), 0.1, KEY, SmoothedTarget(0.25, 4, 50))
     drawn = [noise.numpy().tobytes() for noises in seen for example in noises for noise in example]
     assert len(set(drawn)) == len(drawn) == 2 * 3 * 2 * 4  # starts, steps, images, draws
 
@@ -213,8 +213,8 @@ def test_a_nan_is_wrong():
         (lambda: attack("fgsm", steps=3), "fgsm takes one step"),
         (lambda: attack("pgd-l2", steps=0), "--steps is 0"),
         (lambda: attack("pgd-l2", starts=0), "--starts is 0"),
-        (lambda: Smoothing(0.0), "sigma is 0.0"),
-        (lambda: Smoothing(0.5, votes=0), "--n is 0"),
+        (lambda: SmoothedTarget(0.0), "sigma is 0.0"),
+        (lambda: SmoothedTarget(0.5, votes=0), "--n is 0"),
     ],
 )
 def test_bad_settings(make, words):

@@ -5,6 +5,7 @@ of the wrong scale, a condition that is not looked at. `python -m tests.mutants.
 """
 
 from tests.mutants.mutant import Mutant as Mutant
+from tests.mutants.page import PAGE
 from tests.mutants.wider import WIDER
 
 CLIPPING, LEDGER = "tests/privacy/test_clipping.py", "tests/privacy/test_ledger.py"
@@ -17,12 +18,63 @@ LOSSES, SMOOTHADV = "tests/test_losses.py", "tests/views/test_smoothadv.py"
 BOUNDS, SMOOTH = "tests/certification/test_bounds.py", "tests/certification/test_smooth.py"
 HEADS = "tests/certification/test_heads.py"
 PHASES = "tests/training/test_phases.py"
+SELECTION, CHARGED = "tests/privacy/test_selection.py", "tests/tuning/test_charged.py"
 WORLD, RANKS, RANK_FAULTS = "tests/scale/test_world.py", "tests/scale/test_ranks.py", "tests/scale/test_faults.py"
 ALIKE = f"{RANKS}::test_the_number_of_ranks_changes_neither_ledger_nor_weights"
 SWEEP, SEQUENCE = "tests/certification/test_sweep.py", "tests/statistical/test_sequence.py"
 ONE_POINT = f"{ACCOUNTING}::test_between_the_optimistic_and_the_pessimistic_bound[0.7-0.01-100-1e-05]"
 
 MUTANTS = [
+    # charged searches
+    Mutant(
+        "privacy/statement.py",
+        "if ledger.selection is None:\n        return accounting",
+        "if True:\n        return accounting",
+        (f"{SELECTION}::test_the_statement_of_a_selected_trial_covers_the_search",),
+        "the winner of a search states what its own training costs",
+    ),
+    Mutant(
+        "privacy/selection.py",
+        "one_trial = np.max(",
+        "one_trial = np.min(",
+        (f"{SELECTION}::test_settings_of_different_cost_are_charged_by_the_pointwise_maximum",),
+        "a search is charged as if all trials had the cheapest settings",
+    ),
+    Mutant(
+        "privacy/selection.py",
+        "curves = {*self.curves, merged(own)}",
+        "curves = {*self.curves}",
+        (f"{SELECTION}::test_settings_of_different_cost_are_charged_by_the_pointwise_maximum",),
+        "a trial that the search does not list is not charged",
+    ),
+    Mutant(
+        "privacy/mechanism.py",
+        "if own not in selection.curves:",
+        "if False:",
+        (f"{SELECTION}::test_a_trial_must_be_listed_and_within_the_budget",),
+        "a trial releases more than its search announced",
+    ),
+    Mutant(
+        "tuning/charged.py",
+        "if not self.resumed():",
+        "if True:",
+        (f"{CHARGED}::test_the_winner_is_the_best_trial_itself_and_not_a_retrained_one",),
+        "a killed search draws another number of trials",
+    ),
+    Mutant(
+        "tuning/charged.py",
+        '{**metrics, "certification": [], "timing": {}}',
+        "metrics",
+        (f"{CHARGED}::test_nothing_but_the_winner_leaves_the_private_folder",),
+        "the score of the winner, which depends on records that epsilon does not cover, is released",
+    ),
+    Mutant(
+        "training/provenance.py",
+        "if private and ledger.selection is None else None",
+        "if private else None",
+        (f"{CHARGED}::test_training_the_winner_further_is_not_private",),
+        "further training of a winner is charged for one trial instead of the search",
+    ),
     # clipping
     Mutant(
         "privacy/clipping.py",
@@ -435,8 +487,8 @@ MUTANTS = [
     ),
     Mutant(
         "certification/smooth.py",
-        "count = int(counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)[selected])",
-        "count = int(counter.count(x, 0, n, Purpose.CERTIFY_SELECTION, index)[selected])",
+        "votes = counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)",
+        "votes = counter.count(x, 0, n, Purpose.CERTIFY_SELECTION, index)",
         (f"{SMOOTH}::test_each_question_asks_for_its_own_noise",),
         "the votes that chose the class also prove it",
     ),
@@ -504,7 +556,7 @@ MUTANTS = [
         "an interval without width",
     ),
     Mutant(
-        "certification/sweep.py",
+        "certification/request.py",
         "only_if = label if self.skip_misclassified else None",
         "only_if = label",
         (f"{SWEEP}::test_skipping_misclassified_examples_keeps_every_figure",),
@@ -703,6 +755,7 @@ MUTANTS = [
         "a run resumed from other weights than its ledger names",
     ),
     *WIDER,
+    *PAGE,
     # ranks
     Mutant(
         "training/step.py",

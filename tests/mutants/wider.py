@@ -29,9 +29,13 @@ FINE_TUNED = "tests/report/test_fine_tuned.py"
 ITEMS = "tests/data/test_items.py"
 FIGURES_OF_ROWS = "tests/certification/test_metrics.py"
 INPUT_GRADIENTS = "tests/test_input_gradients.py"
+LAWS, PIXELDP = "tests/certification/test_laws.py", "tests/certification/test_pixeldp_bound.py"
+NORM, NOISY = "tests/test_operator_norm.py", "tests/models/test_noisy.py"
+INNER_NOISE = "tests/runs/test_inner_noise.py"
 LOOP = "tests/training/test_loop.py"
 LOSSES = "tests/test_losses.py"
 METHODS = "tests/test_methods.py"
+PRIOR_SYSTEMS = "tests/contracts/test_prior_systems.py"
 MIXING = "tests/contracts/test_mixing.py"
 PROOF, VISION = "tests/contracts/test_row_proof.py", "tests/contracts/test_vision.py"
 OWN_RUN = "tests/runs/test_analyze_and_attack.py"
@@ -50,6 +54,8 @@ ROUNDING = "tests/test_rounding.py"
 RUNNER = "tests/paper/test_runner.py"
 SCHEDULES = "tests/training/test_schedules.py"
 SECRETS = "tests/security/test_secrets.py"
+SERVE, SERVE_TURNS = "tests/serve/test_service.py", "tests/serve/test_turns.py"
+SERVE_LIMITS, SERVE_COMMAND = "tests/serve/test_limits.py", "tests/serve/test_command.py"
 SESSION = "tests/scale/test_session.py"
 SETTINGS = "tests/training/test_settings.py"
 SMOOTH = "tests/certification/test_smooth.py"
@@ -187,8 +193,8 @@ WIDER = [
     # store
     Mutant(
         "store/metrics.py",
-        'not _is_plain(entry), -entry["n"], entry["alpha"]',
-        'not _is_plain(entry), entry["n"], entry["alpha"]',
+        'not _is_plain(alike), -entry["n"], entry["alpha"]',
+        'not _is_plain(alike), entry["n"], entry["alpha"]',
         (f"{TABLES}::test_among_plain_ones_more_votes_come_first",),
         "a quick look takes the place of the large certification",
     ),
@@ -315,8 +321,8 @@ WIDER = [
     ),
     Mutant(
         "cli/certify.py",
-        "Request(chosen, n0, n, alpha, fresh_noise, skips)",
-        "Request(chosen, n0, n, alpha, skips, fresh_noise)",
+        "Request.under(run.smoothing(sigma), n0, n, alpha, fresh_noise, skips)",
+        "Request.under(run.smoothing(sigma), n0, n, alpha, skips, fresh_noise)",
         (f"{COMMANDS}::test_robust_at_a_radius",),
         "two options are exchanged",
     ),
@@ -417,8 +423,8 @@ WIDER = [
     ),
     Mutant(
         "paper/pieces.py",
-        'is_papers(entry, sigma, may_skip=skips) and entry["examples"] >= examples',
-        "is_papers(entry, sigma, may_skip=skips)",
+        'is_worth(entry, sigma, may_skip=skips) and entry["examples"] >= examples',
+        "is_worth(entry, sigma, may_skip=skips)",
         (f"{PIECES}::test_too_few_examples_are_certified_further",),
         "fewer images than asked for are taken as done",
     ),
@@ -946,5 +952,149 @@ WIDER = [
         '"is in use" in reason or',
         (f"{RUNNER}::test_a_child_that_came_second_tries_again",),
         "whether to wait is read from the words of a message",
+    ),
+    Mutant(
+        "operator_norm.py",
+        "math.ceil((n + p) / s) + k - 1 for n, p, s, k",
+        "math.ceil(n / s) for n, p, s, k",
+        (
+            f"{NORM}::test_a_grid_without_room_for_the_kernel_is_not_a_bound",
+            f"{NORM}::test_the_bound_is_never_below_power_iteration",
+        ),
+        "the grid of the Fourier transform has no room for the padding, so the norm can be too small",
+    ),
+    Mutant(
+        "operator_norm.py",
+        "return torch.where(finite, _scaled(gradient, scale), math.nan).to(weight.dtype)",
+        "return torch.where(finite, gradient, math.nan).to(weight.dtype)",
+        (f"{NORM}::test_the_gradient_of_the_norm_is_that_of_autograd_and_gives_its_value",),
+        "the norm that a kernel is divided by forgets the noise scales of the channels",
+    ),
+    Mutant(
+        "models/noisy.py",
+        "norm = (copies * norm_gradient(weight, scales, geometry)).flatten(1).sum(1)",
+        "norm = (copies.detach() * norm_gradient(weight, scales, geometry)).flatten(1).sum(1)",
+        (f"{NOISY}::test_the_gradient_of_the_norm_against_finite_differences",),
+        "the gradient does not go through the norm of the noisy layer",
+    ),
+    Mutant(
+        "certification/laws.py",
+        "return math.hypot(self.input_scale, 1.0 / self.whitened_norm) * _DOWN",
+        "return (self.input_scale + 1.0 / self.whitened_norm) * _DOWN",
+        (f"{LAWS}::test_two_sites_add_in_quadrature",),
+        "the radii of two noise sites are added",
+    ),
+    Mutant(
+        "certification/laws.py",
+        "    if smoothing not in (None, own):",
+        "    if False:",
+        (f"{LAWS}::test_the_law_is_never_taken_from_the_caller",),
+        "a caller may state a smaller norm than the model has",
+    ),
+    Mutant(
+        "certification/laws.py",
+        "plain.hidden(x.to(scales.device)) / scales)",
+        "plain.hidden(x.to(scales.device)))",
+        (f"{LAWS}::test_the_same_votes_for_a_whole_model_as_for_the_model_itself",),
+        "the hidden values of an image are not whitened",
+    ),
+    Mutant(
+        "certification/bounds.py",
+        "runner_up = max(others) + n - sum(votes)",
+        "runner_up = max(others)",
+        (f"{PIXELDP}::test_votes_for_no_class_may_belong_to_the_runner_up",),
+        "PixelDP's bound takes ties for votes of no class at all",
+    ),
+    Mutant(
+        "release/laws.py",
+        "if not math.isclose(found.whitened_norm or 0.0, stated.whitened_norm or 0.0, rel_tol=_CLOSE):",
+        "if False:",
+        (f"{INNER_NOISE}::test_a_tampered_law_fails",),
+        "verify believes the norm in the file",
+    ),
+    # the systems that the paper quotes
+    Mutant(
+        "models/autoencoder.py",
+        "keepdim=True) * (-2.0 / self.model.image_size)",
+        "keepdim=True) * (-1.0 / self.model.image_size)",
+        (f"{PRIOR_SYSTEMS}::test_the_column_of_the_reconstruction_has_the_gradient_of_the_error",),
+        "the reconstruction has half its gradient",
+    ),
+    Mutant(
+        "views/stobatch.py",
+        "moved = torch.minimum(torch.maximum(moved, x - self.radius), x + self.radius)",
+        "moved = torch.maximum(moved, x - self.radius)",
+        (f"{PRIOR_SYSTEMS}::test_stobatch_attacks_stay_in_their_ball_and_raise_the_loss",),
+        "an attack leaves its ball",
+    ),
+    Mutant(
+        "views/inner.py",
+        "images = x + model.input_scale * at_input",
+        "images = x + at_input",
+        (f"{PRIOR_SYSTEMS}::test_a_view_has_the_noise_of_the_law_at_every_site",),
+        "training has other noise on the pixels than the certificate",
+    ),
+    Mutant(
+        "models/systems.py",
+        "each = sigma / math.sqrt(2.0)",
+        "each = sigma / 2.0",
+        ("tests/models/test_systems.py::test_the_noise_is_worth_sigma_at_the_input",),
+        "the noise at two sites is added up instead of taken in quadrature",
+    ),
+    Mutant(
+        "privacy/statement.py",
+        'facts["clip_rule"] not in UNBOUNDED,',
+        'facts["clip_rule"] != "none",',
+        (f"{PRIOR_SYSTEMS}::test_as_published_trains_and_says_that_it_is_not_private",),
+        "a clipped batch mean passes for clipped gradients",
+    ),
+    Mutant(
+        "serve/model.py",
+        "ticket, tell, secret_key()",
+        "ticket, tell, bytes(32)",
+        (f"{SERVE}::test_equal_requests_have_different_noise",),
+        "a client can learn the noise of the service and adapt an image to it",
+    ),
+    Mutant(
+        "serve/turns.py",
+        "self._waiting.popleft()",
+        "self._waiting.pop()",
+        (f"{SERVE_TURNS}::test_requests_take_turns_in_the_order_of_asking",),
+        "the request that waits longest is served last",
+    ),
+    Mutant(
+        "serve/turns.py",
+        "if self.in_progress >= self.limit:",
+        "if self.in_progress > self.limit:",
+        (f"{SERVE_TURNS}::test_a_desk_admits_no_more_than_its_limit_and_counts_threads_not_clients",),
+        "the queue has no limit that holds",
+    ),
+    Mutant(
+        "serve/guard.py",
+        'self._digest) and scheme.lower() == "bearer"',
+        'self._digest) or scheme.lower() == "bearer"',
+        (f"{SERVE_LIMITS}::test_the_key_is_asked_for_everywhere_but_the_page_and_health",),
+        "any key opens the service",
+    ),
+    Mutant(
+        "serve/gallery.py",
+        "if wanted is None and (run.config.data.path or run.has_given_data):",
+        "if wanted is None and run.has_given_data:",
+        (f"{SERVE_COMMAND}::test_test_images_of_custom_data_are_shown_only_if_asked_for",),
+        "test images of private data are shown to everyone",
+    ),
+    Mutant(
+        "runs/open.py",
+        "sha256_hex(stored), shape",
+        "sha256_hex(read_file(directory.model)), shape",
+        (f"{SERVE_LIMITS}::test_the_digest_is_of_the_bytes_that_were_loaded",),
+        "answers name another model than the one that gave them",
+    ),
+    Mutant(
+        "runs/predict.py",
+        "if picture.mode not in _MODES or _is_transparent(picture):",
+        "if _is_transparent(picture):",
+        ("tests/serve/test_bodies.py::test_pictures_that_eight_bits_would_change_are_refused",),
+        "a 16-bit picture is clipped to white and certified",
     ),
 ]

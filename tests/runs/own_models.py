@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from dpcert.models.noisy import NoisyModel
+
 
 class Residual(nn.Module):
     """A residual model for colour images of 16 x 16."""
@@ -79,3 +81,15 @@ class Mixing(nn.Sequential):
 
 def mixing(input_shape, classes):
     return Mixing(*tiny(input_shape, classes))
+
+
+def noise_inside(input_shape, classes):
+    """A model with noise after its first layer."""
+    rest = nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(4 * 16, classes))
+    return NoisyModel(nn.Conv2d(input_shape[0], 4, 4, 2, 1), rest, [0.1, 0.2, 0.3, 0.2], input_shape)
+
+
+def noise_at_both_sites(input_shape, classes):
+    """The same, with noise on the image too."""
+    rest = nn.Sequential(nn.Hardtanh(), nn.Flatten(), nn.Linear(4 * 16, classes))
+    return NoisyModel(nn.Conv2d(input_shape[0], 4, 4, 2, 1), rest, 0.2, input_shape, input_scale=0.25)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from dpcert.errors import RankError
 from dpcert.gradients.engine import ClippedSum
 from dpcert.scale import environment
 from dpcert.scale.world import ALONE, World, join
-from tests.scale.group import Failure, Group, run_ranks
+from tests.scale.group import LIMIT_SECONDS, Failure, Group, run_ranks
 
 
 def clipped(value: torch.Tensor) -> ClippedSum:
@@ -148,3 +150,34 @@ def test_the_others_notice_a_killed_rank_within_seconds(tmp_path):
     first, killed, third = Group(tmp_path, 3, _loses_a_rank).results()
     assert killed is None and not isinstance(first, Failure), getattr(first, "trace", "")
     assert 0 <= first < 10 and 0 <= third < 10
+
+
+LEAVING = """
+import importlib, pathlib, sys
+if sys.argv[1] == "twin":
+    importlib.import_module = lambda name: None  # nothing is imported before the ranks meet
+from dpcert.scale import world
+world.join().total(1)
+import torch.distributed.nn.functional  # as optimizers do
+world._leave()
+names = [(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
+print(sum("gloo" in name for name in names), flush=True)
+__import__("os")._exit(0)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads thread names from /proc")
+@pytest.mark.parametrize(("version", "threads_stay"), [("real", False), ("twin", True)])
+def test_no_thread_of_the_group_outlives_it(tmp_path, version, threads_stay):
+    """Such a thread can abort a rank at its very end, after all work is done."""
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "DPCERT_RENDEZVOUS": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVING, version],
+            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [int(rank.communicate(timeout=LIMIT_SECONDS)[0]) > 0 for rank in ranks] == [threads_stay] * 2

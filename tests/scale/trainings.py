@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dpcert
+from dpcert.models.systems import as_system
 from dpcert.rng import key_from_seed
 from dpcert.scale.world import join
 from dpcert.training import loop, step
@@ -30,6 +31,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "empty shares": (GAUSSIAN, {"batch_size": 1, "epochs": 0.2}),
     "adam, averaged": (GAUSSIAN, {"optimizer": "adam", "learning_rate": 0.01, "momentum": 0.0, "averaging": "ema"}),
     "head on all records, then all": (GAUSSIAN, {"head": HEAD, "epochs": 1}),
+    "noise inside": (dpcert.method("pixeldp", sigma=0.25), {"system": "pixeldp"}),
     "head on sampled records": (GAUSSIAN, {"head": HEAD | {"batch_size": 60}, "epochs": 1}),
 }
 
@@ -37,8 +39,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 PAPER_CASES = ("dp-gaussian", "dp-smoothadv")
 
 
-def network() -> nn.Sequential:
+def network(system: str | None = None) -> nn.Module:
     torch.manual_seed(3)
+    if system is not None:
+        trunk = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
+        return as_system(system, trunk, (1, 8, 8), 0.25)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 3))
 
 
@@ -50,7 +55,8 @@ def train(case: str, **more: Any) -> tuple[bytes, np.ndarray]:
     """Return the ledger and the weights."""
     method, changes = CASES[case]
     with mock.patch("dpcert.privacy.accounting.calibrate", return_value=1.1):  # takes seconds, and is not what is tested
-        run = dpcert.train(network(), DATA, method, **(BASE | changes | more))
+        keys = BASE | changes | more
+        run = dpcert.train(network(keys.pop("system", None)), DATA, method, **keys)
     return run.ledger.as_bytes(), weights(run.model).numpy()
 
 

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from .._validate import finite_in, integer_in
 from ..certification.smooth import Counter
-from ..certification.votes import device_of, voting
+from ..certification.sweep import SmoothedClassifier
+from ..certification.votes import device_of
 from ..input_gradients import for_input_gradients
+from ..models.noisy import NoisyModel
 from ..rng import Purpose, bulk_normal
 from ..views.smoothadv import uphill
 from ..workers import parallel_map, worker_count
@@ -22,6 +24,10 @@ Tell = Callable[[int], None]  # called with the number of finished ascents
 
 
 def _silent(ascents: int) -> None:
+    """Do nothing."""
+
+
+def _nothing() -> None:
     """Do nothing."""
 
 
@@ -42,8 +48,11 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Smoothing:
-    """The smoothed classifier under attack: `draws` noise samples per gradient step, `votes` fresh ones for the result."""
+class SmoothedTarget:
+    """The smoothed classifier under attack: `draws` noise samples per gradient step, `votes` fresh ones for the result.
+
+    If the model has noise inside, that noise is drawn, and `sigma` is what it is worth.
+    """
 
     sigma: float
     draws: int = 16
@@ -55,9 +64,21 @@ class Smoothing:
         integer_in("--n", self.votes, 1, 10**7)
 
 
-def perturbed(model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int = 0) -> Tensor:
-    """Return where one start of an attack on the base model ends: at the first wrong class, or after the last step."""
-    return _ascent(_prepared(model), images, how, strength, key, start, None)[0]
+def perturbed(
+    model: nn.Module,
+    images: Images,
+    how: Attack,
+    strength: float,
+    key: bytes,
+    start: int = 0,
+    smoothing: SmoothedTarget | None = None,
+    between: Callable[[], None] = _nothing,
+) -> Tensor:
+    """Return where one start of an attack ends: on the base model at the first wrong class, otherwise after the last step.
+
+    With `smoothing` it attacks the smoothed classifier. `between` is called between two steps; what it raises ends the attack.
+    """
+    return _ascent(_prepared(model), images, how, strength, key, start, smoothing, between)[0]
 
 
 def base_right(
@@ -87,7 +108,7 @@ def smoothed_right(
     how: Attack,
     strength: float,
     key: bytes,
-    smoothing: Smoothing,
+    smoothing: SmoothedTarget,
     batch: int | None = None,
     tell: Tell = _silent,
 ) -> Tensor:
@@ -109,7 +130,8 @@ def smoothed_right(
         candidates.append(torch.cat(list(parallel_map(_copies(model), work, parts))))
     right = torch.ones(len(images.x), dtype=torch.bool)
     needed = {Purpose.PREDICT: smoothing.votes * len(candidates)}
-    with voting(model, images.x, sigma=smoothing.sigma, key=key, votes=needed) as counters:
+    sigma = None if isinstance(model, NoisyModel) else smoothing.sigma
+    with SmoothedClassifier(model, sigma).voting(images.x, key, needed) as counters:
         for number, points in enumerate(candidates):
             first = number * smoothing.votes
 
@@ -126,7 +148,14 @@ def smoothed_right(
 
 
 def _ascent(
-    target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int, smoothing: Smoothing | None
+    target: nn.Module,
+    images: Images,
+    how: Attack,
+    strength: float,
+    key: bytes,
+    start: int,
+    smoothing: SmoothedTarget | None,
+    between: Callable[[], None] = _nothing,
 ) -> tuple[Tensor, Tensor]:
     """Return where one ascent ends, and whether the base model was correct at each point that the attack tries.
 
@@ -139,9 +168,10 @@ def _ascent(
     ends, right = moved.clone(), torch.ones(len(x), dtype=torch.bool, device=device)
     for number in range(how.steps + 1):
         if number > 0:
+            between()
             part = _NOISE_PARTS + start * how.steps + number - 1
-            noise = _no_noise(moved) if smoothing is None else _noises(smoothing, x, images.indices, key, part)
-            moved = ball.step(x, moved, uphill(target, moved, labels, noise), strength, how.step(strength))
+            noise = _no_noise(moved) if smoothing is None else _noises(target, smoothing, x, images.indices, key, part)
+            moved = ball.step(x, moved, _slope(target, moved, labels, noise), strength, how.step(strength))
             ends[here] = moved
         if smoothing is None and (number > 0 or not how.is_single):
             stays = _is_right(target, moved, labels).to(device)
@@ -163,11 +193,26 @@ def _no_noise(x: Tensor) -> Tensor:
     return torch.zeros_like(x).unsqueeze(1)
 
 
-def _noises(smoothing: Smoothing, x: Tensor, indices: Sequence[int], key: bytes, part: int) -> Tensor:
-    """Return ``[b, draws, ...]``, separate noise for each example."""
-    shape = (smoothing.draws, *x.shape[1:])
-    drawn = [bulk_normal(key, Purpose.ATTACK, shape, x.device, index, part) for index in indices]
-    return torch.stack(drawn).mul_(smoothing.sigma)
+def _noises(target: nn.Module, smoothing: SmoothedTarget, x: Tensor, indices: Sequence[int], key: bytes, part: int) -> Tensor:
+    """Return ``[b, draws, ...]``, separate noise for each example: for its image, or for its packed row if noise is inside."""
+
+    def drawn(*shape: int) -> Tensor:
+        size = (smoothing.draws, *shape)
+        return torch.stack([bulk_normal(key, Purpose.ATTACK, size, x.device, index, part) for index in indices])
+
+    if not isinstance(target, NoisyModel):
+        return drawn(*x.shape[1:]).mul_(smoothing.sigma)
+    noise = drawn(target.image_size + target.noise_size)
+    noise[..., : target.image_size].mul_(target.input_scale)
+    return noise
+
+
+def _slope(target: nn.Module, x: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+    """Return the gradient for the images `x` of the loss with this noise, on images or on packed rows."""
+    if not isinstance(target, NoisyModel) or noise.shape[2:] == x.shape[1:]:
+        return uphill(target, x, labels, noise)
+    rows = target.pack(x, x.new_zeros((len(x), *target.hidden_shape)))
+    return uphill(target, rows, labels, noise)[:, : target.image_size].reshape(x.shape)
 
 
 def _is_right(target: nn.Module, x: Tensor, labels: Tensor) -> Tensor:

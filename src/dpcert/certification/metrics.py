@@ -1,13 +1,14 @@
 """Certified accuracy and average certified radius (ACR) of a set of certificates, each with a 95 % interval."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.stats import hypergeom
 
+from ..store.records import CertificateRow, InnerNoiseRow
 from .bounds import certified_radius, confidence_interval, lower_confidence_bound
 
 
@@ -55,6 +56,16 @@ def average_certified_radius(radius: np.ndarray, correct: np.ndarray, largest: f
     """
     acr = _mean(earned_radius(radius, correct), None if largest is None else (0.0, largest))
     return Estimate(acr.value, max(0.0, acr.low), acr.high)
+
+
+def pixeldp_figures(rows: Sequence[CertificateRow], radii: Sequence[float]) -> dict[str, Any] | None:
+    """Return ACR and certified accuracy by PixelDP's bound; None for rows that do not have it."""
+    native = [row for row in rows if isinstance(row, InnerNoiseRow)]
+    if not native:
+        return None
+    radius, correct = np.array([row.radius_pixeldp for row in native]), np.array([bool(row.correct) for row in native])
+    shares = {f"{r:.2f}": certified_accuracy(radius, correct, r).value for r in radii if r > 0.0}
+    return {"acr": average_certified_radius(radius, correct).value, "certified_accuracy": shares}
 
 
 def average_gain(ours: np.ndarray, theirs: np.ndarray, largest: float | None = None) -> Estimate:

@@ -20,12 +20,13 @@ class Counter(Protocol):
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of the noise."""
+        """Standard deviation of the noise on the image, or of the noise on the image that would give the same radii."""
 
     def count(self, x: Tensor, start: int, stop: int, purpose: Purpose, index: int) -> np.ndarray:
         """Return votes start .. stop - 1 for input `index`, by class; a tie or a NaN counts for no class.
 
-        Noise N(0, sigma^2 I) is added to `x` and never clamped. Noise of different purposes is independent.
+        Noise N(0, sigma^2 I) is added to `x` (or, under another law, inside the model) and never clamped. Noise of different
+        purposes is independent.
         """
 
 
@@ -38,6 +39,7 @@ class Certificate:
     count: int | None
     n: int
     p_lower: float
+    votes: tuple[int, ...] = ()  # of the estimation, for each class
 
 
 def certify(
@@ -54,10 +56,11 @@ def certify(
     selected = int(selection.argmax())
     if only_if is not None and selected != only_if:
         return Certificate(selected, 0.0, None, n, 0.0)
-    count = int(counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)[selected])
+    votes = counter.count(x, 0, n, Purpose.CERTIFY_ESTIMATION, index)
+    count = int(votes[selected])
     p_lower = lower_confidence_bound(count, n, alpha)
     radius = certified_radius(p_lower, counter.sigma)
-    return Certificate(selected if radius > 0.0 else ABSTAIN, radius, count, n, p_lower)
+    return Certificate(selected if radius > 0.0 else ABSTAIN, radius, count, n, p_lower, tuple(map(int, votes)))
 
 
 def predict(counter: Counter, x: Tensor, n: int, alpha: float, index: int = 0) -> int:

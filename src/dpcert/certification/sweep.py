@@ -1,34 +1,37 @@
 """Certificates for a whole test set, written row by row and resumable at any example."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._validate import finite_in, integer_in
+from .._validate import finite_in
 from ..errors import DataError, RunError
 from ..progress import Progress, silent
 from ..rng import Purpose, key_from_seed, secret_key
 from ..scale.shards import SharedPass, Wire
 from ..scale.world import ALONE, World
 from ..store.growing import append_missing_rows, append_missing_rows_to_all
-from ..store.records import CertificateRow, RobustRow
+from ..store.metrics import INPUT
+from ..store.records import CertificateRow, InnerNoiseRow, RobustRow
 from ..workers import parallel_map
 from . import smooth
+from .bounds import pixeldp_radius
 from .chosen import chosen
 from .heads import heads_in
+from .laws import OnImages, Smoothing, law_for, whitened
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
+from .request import Request
 from .smooth import Counter
-from .votes import OneInput, Voter
+from .votes import FreshVotes, OneInput, Voter
 
-PER_INPUT, SIMULTANEOUS = "per input", "simultaneous"
 _NO_LABEL = -2  # neither a class nor "abstain"
 _CHECKED_BYTES = 64 << 20  # of inputs at a time
+_PREPARED_WITH = 512  # inputs, if the hidden values of all of them could be too many to hold
 
 
 @dataclass(frozen=True)
@@ -77,58 +80,6 @@ class Certificates:
 
 
 @dataclass(frozen=True)
-class Request:
-    """How to certify: CERTIFY's n0, n and alpha at one sigma.
-
-    Alpha is per input, unless `together` gives the number of inputs that share it. Each then has alpha / together, and by
-    the union bound all hold with probability 1 - alpha. It needs no independence, so a shared noise bank is fine.
-    """
-
-    sigma: float
-    n0: int = 100
-    n: int = 10_000
-    alpha: float = 0.001
-    fresh_noise: bool = False
-    skip_misclassified: bool = False
-    together: int | None = None
-
-    def __post_init__(self) -> None:
-        finite_in("sigma", self.sigma, 0.0, 100.0, open_low=True, remedy="the paper uses 0.25, 0.5 and 1.0")
-        integer_in("n0", self.n0, 1, 10**9)
-        integer_in("n", self.n, 1, 10**9)
-        finite_in("alpha", self.alpha, 0.0, 0.5, open_low=True, open_high=True, remedy="the paper uses 0.001")
-        if self.together is not None:
-            integer_in("together", self.together, 1)
-
-    @property
-    def alpha_each(self) -> float:
-        """The failure probability of one certificate."""
-        return self.alpha if self.together is None else self.alpha / self.together
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The settings that are stored with a certificate."""
-        settings = {name: value for name, value in asdict(self).items() if name != "together"}
-        if self.together is None:
-            return {**settings, "alpha_is": PER_INPUT}
-        return {**settings, "alpha_is": SIMULTANEOUS, "together": self.together, "alpha_each": self.alpha_each}
-
-    @property
-    def votes(self) -> dict[Purpose, int]:
-        """The number of noise samples for each purpose."""
-        return {Purpose.CERTIFY_SELECTION: self.n0, Purpose.CERTIFY_ESTIMATION: self.n}
-
-    def certify(self, counter: Counter, x: Tensor, label: int, index: int) -> smooth.Certificate:
-        """Run CERTIFY for one example."""
-        only_if = label if self.skip_misclassified else None
-        return smooth.certify(counter, x, self.n0, self.n, self.alpha_each, index, only_if)
-
-    def robust_at(self, counter: Counter, x: Tensor, radius: float, index: int) -> smooth.Decision:
-        """Decide whether one example is robust at `radius`."""
-        return smooth.robust_at(counter, x, radius, self.n0, self.n, self.alpha_each, index)
-
-
-@dataclass(frozen=True)
 class Decisions:
     """Whether each input is robust at `radius`: `robust` is 1, 0, or -1 if the votes were not enough."""
 
@@ -142,16 +93,28 @@ class Decisions:
 class SmoothedClassifier:
     """The smoothed classifier g(x) = argmax_c P[f(x + N(0, sigma^2 I)) = c] of any model f that returns logits.
 
+    Without `sigma`, the noise is that inside the model, a `NoisyModel`: g(x) = argmax_c P[f(x, noise) = c]. `smoothing` is
+    either law as a value. `sigma` is then what the law is worth: all radii are sigma * Phi^-1(p).
+
     The model is copied, split and compiled once, on first use. Every call draws new noise from the operating system, unless
     it gets a `seed`.
     """
 
     def __init__(
-        self, model: nn.Module, sigma: float, *, fresh_noise: bool = False, batch: int | None = None, world: World = ALONE
+        self,
+        model: nn.Module,
+        sigma: float | None = None,
+        *,
+        smoothing: Smoothing | None = None,
+        fresh_noise: bool = False,
+        batch: int | None = None,
+        world: World = ALONE,
     ) -> None:
-        Request(sigma)  # checks sigma
-        self.sigma, self.fresh_noise = sigma, fresh_noise
-        self._voter = Voter(model, sigma, batch, world)
+        self.smoothing, self.fresh_noise = law_for(model, sigma, smoothing), fresh_noise
+        self.sigma = self.smoothing.sigma
+        Request(self.sigma)  # checks sigma
+        self._whitened = whitened(model, self.smoothing)
+        self._voter = Voter(self._whitened.voter, self._whitened.sigma, batch, world)
 
     def certify(
         self,
@@ -169,7 +132,7 @@ class SmoothedClassifier:
         """Run CERTIFY for each input ``x[i]``; see `dpcert.certify`. Without labels `y`, no prediction counts as correct."""
         x = check_inputs(x)
         together = len(x) if simultaneous else None
-        request = Request(self.sigma, n0, n, alpha, self.fresh_noise, skip_misclassified, together)
+        request = Request.under(self.smoothing, n0, n, alpha, self.fresh_noise, skip_misclassified, together)
         if y is None and skip_misclassified:
             raise DataError("skip_misclassified needs labels; pass y")
         labels = torch.full((len(x),), _NO_LABEL) if y is None else torch.as_tensor(y).cpu()
@@ -198,7 +161,7 @@ class SmoothedClassifier:
         """Run PREDICT for each input: a class, or -1 = abstain. A wrong class has probability at most `alpha`."""
         Request(self.sigma, 1, n, alpha)
         x = check_inputs(x)
-        with self._voter.counters(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
+        with self.voting(x, secret_key(), {Purpose.PREDICT: n}, fresh_noise=True) as counters:
             work = parallel_map(counters, lambda counter, i: smooth.predict(counter, x[i], n, alpha, i), range(len(x)))
             return torch.tensor(list(work))
 
@@ -208,7 +171,7 @@ class SmoothedClassifier:
         """Decide whether the predicted class is constant within `radius` of each input; stops voting once this is clear."""
         x = check_inputs(x)
         check_radius(radius, self.sigma)
-        request = Request(self.sigma, n0, n, alpha, self.fresh_noise)
+        request = Request.under(self.smoothing, n0, n, alpha, self.fresh_noise)
         with self.counters(x, request, _key(seed)) as counters:
             work = parallel_map(counters, lambda counter, i: request.robust_at(counter, x[i], radius, i), range(len(x)))
             decisions = list(work)
@@ -220,9 +183,29 @@ class SmoothedClassifier:
             alpha=alpha,
         )
 
+    def ready(self, x: Tensor) -> list[FreshVotes]:
+        """Prepare for inputs like `x` in a service: return counters that last, one per worker, each for one thread at a time.
+
+        Every answer must use its own secret key: ``counter.with_key(secret_key())``.
+        """
+        return self._voter.lasting(check_inputs(x), secret_key())
+
     def counters(self, x: Tensor, request: Request, key: bytes) -> AbstractContextManager[list[Counter]]:
         """Return counters for the inputs `x`, one per worker; their noise is a function of `key`."""
-        return self._voter.counters(x, key, request.votes, fresh_noise=self.fresh_noise)
+        return self.voting(x, key, request.votes, fresh_noise=self.fresh_noise)
+
+    @contextmanager
+    def voting(self, x: Tensor, key: bytes, votes: dict[Purpose, int], *, fresh_noise: bool = False) -> Iterator[list[Counter]]:
+        """Yield counters of so many `votes` for images, whatever the law is; their noise is a function of `key`."""
+        if self.smoothing.site == INPUT:
+            with self._voter.counters(x, key, votes, fresh_noise=fresh_noise) as counters:
+                yield counters
+            return
+        inputs = self._whitened.inputs
+        with torch.inference_mode():
+            some = inputs(x[:_PREPARED_WITH])
+        with self._voter.counters(some, key, votes, fresh_noise=fresh_noise) as counters:
+            yield [OnImages(counter, self.smoothing, inputs) for counter in counters]
 
 
 def _key(seed: int | None) -> bytes:
@@ -238,7 +221,7 @@ def certify(
     x: Tensor,
     y: Tensor | Sequence[int],
     *,
-    sigma: float,
+    sigma: float | None = None,
     n0: int = 100,
     n: int = 10_000,
     alpha: float = 0.001,
@@ -251,6 +234,7 @@ def certify(
 ) -> Certificates:
     """Run CERTIFY for each input ``x[i]`` of any classifier that returns logits.
 
+    `sigma` is the standard deviation of noise on the input; without it, the noise is that inside the model (a `NoisyModel`).
     `alpha` is per input; with `simultaneous` it is divided by the number of inputs, and all certificates of this call hold
     together with probability 1 - alpha.
 
@@ -273,7 +257,7 @@ def certify(
 
 
 def predict(
-    model: nn.Module, x: Tensor, *, sigma: float, n: int = 10_000, alpha: float = 0.001, batch: int | None = None
+    model: nn.Module, x: Tensor, *, sigma: float | None = None, n: int = 10_000, alpha: float = 0.001, batch: int | None = None
 ) -> Tensor:
     """Run PREDICT for each input: the smoothed classifier's class, -1 = abstain. Always uses fresh noise."""
     return SmoothedClassifier(model, sigma, batch=batch).predict(x, n=n, alpha=alpha)
@@ -341,10 +325,10 @@ def certify_to_files(
         began, label, votes = time.perf_counter(), int(y[index]), OneInput(counter, heads)
         found = [request.certify(votes.of_head(head), x[index], label, index) for head in wanting]
         seconds = (time.perf_counter() - began) / len(wanting)
-        return [(head, _row(index, label, c, seconds)) for head, c in zip(wanting, found, strict=True)]
+        return [(head, _row(index, label, c, seconds, request)) for head, c in zip(wanting, found, strict=True)]
 
-    wanted = sorted({index for _, indices in files for index in indices})
-    sweep = SharedPass(world, _counters_for(model, x, wanted, request, key, batch, world), rows, _HEADS_AND_ROWS)
+    wanted, kind = sorted({index for _, indices in files for index in indices}), request.row_kind
+    sweep = SharedPass(world, _counters_for(model, x, wanted, request, key, batch, world), rows, _heads_and_rows(kind))
     if not world.is_first:
         sweep.serve()
         return []
@@ -357,7 +341,7 @@ def certify_to_files(
     def earned(row: CertificateRow) -> float:
         return row.radius if row.correct else 0.0
 
-    found = append_missing_rows_to_all(CertificateRow, files, missing, progress, mean_of=("acr", earned))
+    found = append_missing_rows_to_all(kind, files, missing, progress, mean_of=("acr", earned))
     sweep.end()
     return found
 
@@ -368,22 +352,31 @@ def _counters_for(
     """Return a function that prepares the model for voting on ``x[wanted]``, in the same way on all world."""
 
     def prepare() -> AbstractContextManager[list[Counter]]:
-        classifier = SmoothedClassifier(model, request.sigma, fresh_noise=request.fresh_noise, batch=batch, world=world)
+        law = request.law
+        classifier = SmoothedClassifier(model, smoothing=law, fresh_noise=request.fresh_noise, batch=batch, world=world)
         return classifier.counters(chosen(x, wanted), request, key)
 
     return prepare
 
 
-_HEADS_AND_ROWS: Wire[tuple[int, list[int]], list[tuple[int, CertificateRow]]] = Wire(
-    item=lambda sent: (sent[0], sent[1]),
-    pack=lambda found: [(head, astuple(row)) for head, row in found],
-    unpack=lambda sent: [(head, CertificateRow(*values)) for head, values in sent],
-)
+def _heads_and_rows(kind: type[CertificateRow]) -> Wire[tuple[int, list[int]], list[tuple[int, CertificateRow]]]:
+    return Wire(
+        item=lambda sent: (sent[0], sent[1]),
+        pack=lambda found: [(head, astuple(row)) for head, row in found],
+        unpack=lambda sent: [(head, kind(*values)) for head, values in sent],
+    )
+
+
 _ROBUST_ROWS: Wire[int, RobustRow] = Wire(item=int, pack=astuple, unpack=lambda values: RobustRow(*values))
 
 
-def _row(index: int, label: int, c: smooth.Certificate, seconds: float) -> CertificateRow:
-    return CertificateRow(index, label, c.predict, c.radius, int(c.predict == label), seconds, c.count, c.n, c.p_lower)
+def _row(index: int, label: int, c: smooth.Certificate, seconds: float, request: Request) -> CertificateRow:
+    known = (index, label, c.predict, c.radius, int(c.predict == label), seconds, c.count, c.n, c.p_lower)
+    if request.smoothing is None:
+        return CertificateRow(*known)
+    certified = c.predict != smooth.ABSTAIN and bool(c.votes)
+    native = pixeldp_radius(c.votes, c.predict, c.n, request.alpha_each, request.sigma) if certified else 0.0
+    return InnerNoiseRow(*known, ",".join(map(str, c.votes)), native)
 
 
 def decide_to_file(

@@ -69,8 +69,9 @@ def audit(
     """
     import torch
 
-    from ..methods import METHODS
+    from ..methods import ALL_METHODS, METHODS
     from ..methods import method as build_method
+    from ..privacy.unbounded import UNBOUNDED
     from ..training.audit import Trainings, require_a_promise
 
     if one_run and runs is not None:
@@ -78,8 +79,9 @@ def audit(
     if model is not None and (one_run or runs is not None):
         raise ConfigError("--model audits one step; leave out --runs and --one-run, which train a linear model")
     factory = o.factory_of(model)
+    rows = ALL_METHODS if runs is None and not one_run and model is None else METHODS
     chosen = [
-        build_method(name, sigma=sigma) for name in method or [name for name, row in METHODS.items() if row.clip != "none"]
+        build_method(name, sigma=sigma) for name in method or [name for name, row in rows.items() if row.clip not in UNBOUNDED]
     ]
     for one in chosen:
         require_a_promise(one)

@@ -70,6 +70,8 @@ def certify(
 
     The smoothed model votes over noisy copies of an image. No change of the image within the radius changes its class.
 
+    A model with noise inside (PixelDP and its kin) votes with that noise; omit --sigma. The file also has PixelDP's own bound.
+
     Several runs that differ only in their last layer, e.g. heads on one frozen backbone, are certified in one pass.
 
     Rerun the same command to resume. A larger --examples adds images; a smaller one changes nothing.
@@ -79,18 +81,16 @@ def certify(
     Example:  dpcert certify runs/mnist-dp-gaussian --examples all
     """
     world = o.joined(processes)
-    from ..certification.sweep import Request
+    from ..certification.request import Request
     from ..runs.certify import CertifyRequest
-    from ..runs.config import Config
 
-    def request_for(config: Config) -> CertifyRequest:
-        chosen = config.certification_sigma if sigma is None else sigma
-        skips = config.certify.skip_misclassified if skip_misclassified is None else skip_misclassified
-        how = Request(chosen, n0, n, alpha, fresh_noise, skips)
+    def request_for(run: LoadedRun) -> CertifyRequest:
+        skips = run.config.certify.skip_misclassified if skip_misclassified is None else skip_misclassified
+        how = Request.under(run.smoothing(sigma), n0, n, alpha, fresh_noise, skips)
         return CertifyRequest(how, o.examples_of(examples), seed, split, simultaneous)
 
     with o.all_opened(runs, model, data, o.own_device(world, device)) as loaded:
-        asked = [(run, request_for(run.config)) for run in loaded]
+        asked = [(run, request_for(run)) for run in loaded]
         if radius is None:
             certify_all_and_print(asked, world)
             return
@@ -115,7 +115,7 @@ def certify_all_and_print(asked: Sequence[tuple[LoadedRun, CertifyRequest]], wor
         interval = "" if high is None else f" (95 % interval {low:.3f} to {high:.3f})"
         name = f"{run.path}: " if len(asked) > 1 else ""
         typer.echo(
-            f"{name}sigma {figures['sigma']:g}: ACR {figures['acr']:.3f}{interval}, "
+            f"{name}{request.how.law.in_words}: ACR {figures['acr']:.3f}{interval}, "
             f"{figures['abstained']} of {figures['examples']} abstained, {figures['subset']}"
         )
         _print_what_is_kept(request, figures)

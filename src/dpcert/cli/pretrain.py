@@ -20,7 +20,9 @@ def pretrain(
     out: Annotated[
         Path, typer.Option(metavar="FILE.safetensors", help="Weights file to write; the model card goes next to it as .md.")
     ],
-    model: Annotated[str, typer.Option(help="resnet-32 (0.73 M parameters) or resnet-48 (1.6 M).")] = "resnet-32",
+    model: Annotated[
+        str, typer.Option(help="resnet-32 (0.73 M parameters), resnet-48 (1.6 M), or feature-cnn for small images (14 k).")
+    ] = "resnet-32",
     epochs: Annotated[int, typer.Option(help="Passes over the public images.")] = 24,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 256,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.4,

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.func import vmap
 
 from ..row_proof import Proven
-from ..row_rules import is_elementwise
+from ..row_rules import has_no_derivative, is_elementwise
 from .engine import LossOfOne
 from .layers import RULES, Buffers, Call, has_rule
 from .parts import Instantiated, Part, Stacked, total
@@ -68,7 +68,9 @@ class Traced:
         return None
 
     def _makes_copies(self, node: fx.Node) -> bool:
-        """Return whether the result of the node has rows, and the parameter enters it by broadcasting."""
+        """Return whether the result of the node has rows, and the parameter enters it by broadcasting, or is a constant."""
+        if has_no_derivative(node):
+            return True
         expands = node.op == "call_method" and node.target in ("expand", "repeat")
         return node.name in self.proven.batch_dims and (expands or is_elementwise(node))
 
@@ -168,7 +170,7 @@ class Run(fx.Interpreter):
         """Give every row its own copy of a trained parameter that meets rows here."""
         self._node = n.name
         bare = [node for node in n.all_input_nodes if node.op == "get_attr" and node.target in self.traced.trained]
-        if not bare:
+        if not bare or has_no_derivative(n):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         dim = self.traced.proven.batch_dims[n.name]

@@ -6,11 +6,12 @@ from typing import Any
 
 from .._validate import one_of
 from ..errors import ConfigError
-from ..methods import METHODS
+from ..methods import ALL_METHODS, PRIOR
 from ..runs import presets
 from ..runs.config import Config
 from ..runs.resolve import resolve
 from ..training.phases import phases_of
+from ..views import ADVERSARIAL
 from . import targets
 from .published import BASELINES, CIFAR10, COMPARED, SIGMAS, VARIANTS
 
@@ -19,7 +20,7 @@ FINE_TUNED = (CIFAR10,)  # from the packaged backbone, which is not the paper's
 ALL_DATASETS = (*DATASETS, *FINE_TUNED)
 TEST_IMAGES = 10_000  # of each of the data sets
 _EXAMPLES = 1000  # images per run, unless --examples says otherwise
-_FINE_TUNED_EXAMPLES, _FINE_TUNED_BASELINE, _FINE_TUNED_ANALYZED = 500, 200, 200
+_FINE_TUNED_EXAMPLES, _FINE_TUNED_BASELINE, _FINE_TUNED_ANALYZED, _PRIOR_EXAMPLES = 500, 200, 200, 500
 _CERTIFIED_MORE = ("dp-gaussian", "dp-smoothadv")  # on CIFAR-10: the reference, and the variant with the largest ACR
 _CIFAR10_RECORDS = 50_000
 _BACKWARD, _HEAD_STEP = 2.0, 0.001  # of a row, in forward passes of the backbone
@@ -31,7 +32,7 @@ Change = tuple[tuple[str, Any], ...]  # config keys that differ from the preset,
 
 def has_noisy_views(method: str) -> bool:
     """Whether sigma also affects training, not only certification."""
-    return METHODS[method].views != "none"
+    return ALL_METHODS[method].views != "none"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Cell:
 
     def examples(self, kind: str) -> int:
         """The number of test images that a piece of work of this kind uses by default."""
+        if self.method in PRIOR:
+            return _PRIOR_EXAMPLES
         if not self.is_fine_tuned or kind == "attack":
             return _EXAMPLES
         if kind == "analyze":  # the same images for all methods
@@ -85,6 +88,11 @@ class Cell:
         if not has_noisy_views(self.method):
             return _FINE_TUNED_BASELINE
         return _EXAMPLES if self.method in _CERTIFIED_MORE else _FINE_TUNED_EXAMPLES
+
+    @property
+    def noise_inside(self) -> bool:
+        """Whether the noise that certifies is inside the model: its certificates have a law of their own."""
+        return ALL_METHODS[self.method].noise_inside
 
     @property
     def skips_misclassified(self) -> bool:
@@ -96,7 +104,7 @@ class Cell:
 
         For a fine-tuned run, 1 is one forward pass of the backbone. The head phase computes the features of its views once.
         """
-        config, row = self.config(), METHODS[self.method]
+        config, row = self.config(), ALL_METHODS[self.method]
         noisy = has_noisy_views(self.method)
         views = config.build_method().views.count
         usual = 3 if noisy else 1  # `Row.cost` was measured with K = 2 copies plus the original
@@ -104,7 +112,7 @@ class Cell:
         if not self.is_fine_tuned:
             return 60_000 * config.train.epochs * per_example
         total = 0.0
-        for phase in phases_of(config.settings(), _CIFAR10_RECORDS, config.model.train, adversarial=row.views == "smoothadv"):
+        for phase in phases_of(config.settings(), _CIFAR10_RECORDS, config.model.train, adversarial=row.views in ADVERSARIAL):
             rows = phase.steps * phase.batch_size
             if phase.trains_the_head_first:
                 features = config.head.copies + 1 if noisy else 1
@@ -222,6 +230,8 @@ TARGETS: dict[str, Target] = {
                samples=True),
         Target(targets.RADII, "distribution of certified radii (Appendix)", (*BASELINES, "dp-gaussian"), datasets=_MNIST),
         Target(targets.FGSM, "accuracy under FGSM (Appendix)", COMPARED, SIGMAS, cifar10=SIGMAS, attacks=("fgsm",)),
+        Target(targets.PRIOR, "not in the paper: the systems it quotes, trained and certified alike", (*VARIANTS, *PRIOR),
+               datasets=_MNIST, cifar10=_LOWEST, in_all=False),
         Target(targets.CONSISTENCY_PSAC_FULL, "the same at all sigmas (Appendix)", _CONSISTENCY, SIGMAS, in_all=False),
         Target(targets.AUGMENTATIONS_FULL, "the same at all sigmas (Appendix)", ("dpsgd", "dp-gaussian"), SIGMAS,
                changes=_COPIES, in_all=False),
@@ -284,7 +294,8 @@ def in_order(targets: Sequence[Target], datasets: Sequence[str]) -> list[Need]:
 
 def _turn(need: Need) -> int:
     if need.cell.is_fine_tuned:
-        return _LAST_TURN + 1 + _FINE_TUNED_TURNS.index(need.cell.method)
+        known = need.cell.method in _FINE_TUNED_TURNS
+        return _LAST_TURN + 1 + (_FINE_TUNED_TURNS.index(need.cell.method) if known else len(_FINE_TUNED_TURNS))
     return _TURN_OF_SEEDS if need.cell.seed else _TURNS.get(need.cell.method, _LAST_TURN)
 
 

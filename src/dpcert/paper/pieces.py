@@ -11,7 +11,7 @@ from ..errors import ConfigError, LedgerError, RunError
 from ..privacy.ledger import Ledger
 from ..runs.config import differences
 from ..runs.resolve import read_config
-from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_papers, read_metrics
+from ..store.metrics import PAPERS_ALPHA, PAPERS_N, PAPERS_N0, is_worth, read_metrics
 from ..store.records import AttackRow, SampleRow, read_rows
 from ..store.runs import CERTIFICATES, SKIPPED, RunDirectory, rows_stem
 from .grid import TEST_IMAGES, Cell, Need
@@ -44,7 +44,8 @@ class Piece:
         if self.kind == "certify":
             seed = [] if self.has_begun(results) else ["--seed", str(CERTIFICATION_SEED)]
             votes = ["--n0", str(PAPERS_N0), "--n", str(PAPERS_N), "--alpha", str(PAPERS_ALPHA)]
-            return ["certify", run, "--sigma", f"{self.sigma:g}", *votes, "--examples", str(self.examples), *seed]
+            sigma = [] if self.cell.noise_inside else ["--sigma", f"{self.sigma:g}"]
+            return ["certify", run, *sigma, *votes, "--examples", str(self.examples), *seed]
         if self.kind == "analyze":
             return ["analyze", run, "--examples", str(self.examples)]
         return ["attack", run, "--attack", str(self.attack), "--examples", str(self.examples), "--again"]
@@ -52,6 +53,8 @@ class Piece:
     def has_begun(self, results: Path) -> bool:
         """Whether an earlier session did a part of it, so that this one resumes."""
         directory = RunDirectory(results / self.cell.name)
+        if self.sigma is not None and self.cell.noise_inside:  # the name of the file has the law in it
+            return any(directory.path.glob(f"{CERTIFICATES}*.json"))
         if self.sigma is not None:
             stem = rows_stem(CERTIFICATES, self.sigma) + (SKIPPED if self.cell.skips_misclassified else "")
             return (directory.path / f"{stem}.json").exists()
@@ -102,10 +105,10 @@ def _unmeasured(need: Need, directory: RunDirectory | None, asked: int | None) -
     pieces = []
     examples = asked or cell.examples("certify")
     for sigma in need.sigmas:
-        if not any(is_papers(entry, sigma, may_skip=skips) and entry["examples"] >= examples for entry in entries):
+        if not any(is_worth(entry, sigma, may_skip=skips) and entry["examples"] >= examples for entry in entries):
             pieces.append(Piece("certify", cell, examples, sigma))
     # `dpcert analyze` joins its rows with these
-    certified = [entry for entry in entries if is_papers(entry, cell.sigma, may_skip=skips)]
+    certified = [entry for entry in entries if is_worth(entry, cell.sigma, may_skip=skips)]
     examples = asked or cell.examples("analyze")
     if need.samples and _count_samples(directory, certified) < examples:
         pieces.append(Piece("analyze", cell, examples))

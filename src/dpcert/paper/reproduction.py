@@ -10,7 +10,7 @@ from typing import Any
 from ..report.tables import as_markdown
 from ..rounding import ceil_text
 from ..store.durable import write_atomically
-from . import targets
+from . import prior, targets
 from .claims import CLAIMS, SWEEPS, Judged, judge, swept
 from .figures import draw, save
 from .published import CIFAR10, CIFAR10_BACKBONE, COMPARED, NEEDS_CROSSVIT, OTHER_FORMULA, SIGMAS, TABLE_1, TITLES
@@ -92,6 +92,8 @@ def section(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -
         tables, notes = _table_1(index, request)
     elif request.name in SWEEPS:
         tables = [_sweep(index, request)]
+    elif request.name == targets.PRIOR:
+        return _prior(index, request, with_figures=with_figures)
     if request.name in _ONE_SEED_ONLY:
         notes = ["Metrics and attacks use the runs of seed 0 only."]
     judged = judge((*CLAIMS, *SAMPLE_CLAIMS), index, request.name, request.datasets, request.sigmas)
@@ -102,6 +104,20 @@ def section(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -
         figures |= draw(index, request.name, (CIFAR10,), request.cifar10)
     about_cifar10 = CIFAR10 in (request.shown if tables else request.datasets)
     return Section(request, tables, judged, figures, [*notes, *(_about_backbones(index, request) if about_cifar10 else [])])
+
+
+def _prior(index: ResultIndex, request: TargetRequest, *, with_figures: bool) -> Section:
+    """The section of the quoted systems: accuracy by radius, then what each promises and costs, for each data set."""
+    tables: list[Table] = []
+    figures: dict[str, Any] = {}
+    for dataset in request.datasets:
+        sigma = (request.cifar10 if dataset == CIFAR10 else request.sigmas)[0]
+        place = f"{TITLES[dataset]}, sigma {sigma:g}"
+        tables.append(Table(f"{place}: certified accuracy, %", *prior.by_radius(index, dataset, sigma)))
+        tables.append(Table(f"{place}: budget, result and cost", prior.OVERVIEW, prior.overview(index, dataset, sigma)))
+        drawn = prior.figure(index, (dataset,), (sigma,)) if with_figures else None
+        figures |= {} if drawn is None else {f"{request.name}-{dataset}": drawn}
+    return Section(request, tables, [], figures, prior.NOTES)
 
 
 def _about_backbones(index: ResultIndex, request: TargetRequest) -> list[str]:

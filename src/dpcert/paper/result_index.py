@@ -9,7 +9,7 @@ import numpy as np
 
 from ..certification.metrics import earned_radius, reaches, standard_error
 from ..report.tables import Certified, RunFacts, read_run
-from ..store.metrics import is_papers
+from ..store.metrics import is_worth
 from ..store.records import AttackRow, CertificateRow
 from ..store.runs import RunDirectory
 
@@ -133,7 +133,7 @@ class Seeds:
 def _counts(facts: RunFacts, certified: Certified, sigma: float) -> bool:
     """Whether a certification is one of the paper's. Rows without the votes of misclassified images count if the config of
     the run asks for them: tables and figures use radii and answers, never p_A."""
-    return is_papers(certified.figures, sigma, may_skip=facts.setting("certify", "skip_misclassified") is True)
+    return is_worth(certified.figures, sigma, may_skip=facts.setting("certify", "skip_misclassified") is True)
 
 
 class ResultIndex:

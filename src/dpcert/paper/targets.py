@@ -14,6 +14,7 @@ METRICS_BY_RADIUS = "figure-metrics-by-radius"
 METRICS_SPLIT = "figure-metrics-split"
 RADII = "figure-radii"
 FGSM = "figure-fgsm"
+PRIOR = "prior"  # the quoted systems, trained here
 CONSISTENCY_PSAC_FULL, AUGMENTATIONS_FULL, METRIC_HISTOGRAMS_FULL = (
     f"{name}-full" for name in (CONSISTENCY_PSAC, AUGMENTATIONS, METRIC_HISTOGRAMS)
 )

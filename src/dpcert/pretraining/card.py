@@ -6,14 +6,14 @@ from typing import Any
 
 import safetensors.torch
 
-from ..models.resnet import ResNet
+from ..models.feature_cnn import Backbone
 from ..store.durable import canonical_json, sha256_hex, write_atomically
 from ..store.weights import with_sorted_header
 from .images import NOISE_LAW, PublicImages
 from .settings import Settings
 
 
-def write(out: Path, model: ResNet, settings: Settings, data: PublicImages, facts: dict[str, Any]) -> dict[str, Any]:
+def write(out: Path, model: Backbone, settings: Settings, data: PublicImages, facts: dict[str, Any]) -> dict[str, Any]:
     """Write the weights with the card in their header, and the card as Markdown; return the card."""
     card = {
         "format": 1,

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from .._validate import finite_in, integer_in, one_of
-from ..models.resnet import WIDTHS
+from ..models.feature_cnn import BACKBONES
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -27,7 +27,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        one_of("--model", self.model, WIDTHS)
+        one_of("--model", self.model, BACKBONES)
         integer_in("--epochs", self.epochs, 1, 100_000)
         integer_in("--batch-size", self.batch_size, 2, 1 << 20)
         finite_in("--learning-rate", self.learning_rate, 0, 1e3, open_low=True)

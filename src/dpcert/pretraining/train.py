@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import DataError, RunError
 from ..interrupts import Interrupted, stop_requests
-from ..models.resnet import ResNet, resnet
+from ..models.feature_cnn import Backbone, backbone
 from ..progress import Progress, silent
 from ..rng import Purpose, bulk_normal, key_from_seed
 from ..store.durable import canonical_json, remove, sha256_hex, write_atomically
@@ -32,7 +32,7 @@ _EVALUATION_ROWS = 500
 class State:
     """The state of a pretraining after `step` steps."""
 
-    model: ResNet
+    model: Backbone
     average: dict[str, Tensor]  # exponential moving average of weights and statistics, which is what is released
     momentum: dict[str, Tensor]
     step: int = 0
@@ -71,7 +71,7 @@ def pretrain(
 def _fresh(settings: Settings, data: PublicImages, device: torch.device) -> State:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        model = resnet(settings.model, data.shape, sum(data.classes))
+        model = backbone(settings.model, data.shape, sum(data.classes))
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     return State(model, average, {name: torch.zeros_like(p) for name, p in model.named_parameters()})
@@ -143,16 +143,16 @@ def _update(state: State, loss: Tensor, settings: Settings, learning_rate: float
             state.average[name].lerp_(tensor, 1 - decay)
 
 
-def _released(state: State, settings: Settings, data: PublicImages, device: torch.device) -> ResNet:
+def _released(state: State, settings: Settings, data: PublicImages, device: torch.device) -> Backbone:
     """A new model with the averaged weights, in evaluation mode."""
-    model = resnet(settings.model, data.shape, sum(data.classes))
+    model = backbone(settings.model, data.shape, sum(data.classes))
     model.load_state_dict(state.average)
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.eval()
 
 
 @torch.no_grad()
-def _standardize(model: ResNet, data: PublicImages, key: bytes, steps: int, settings: Settings, device: torch.device) -> None:
+def _standardize(model: Backbone, data: PublicImages, key: bytes, steps: int, settings: Settings, device: torch.device) -> None:
     """Set the feature statistics from public images under the noise of pretraining; adapt the public head to them."""
     rows = np.array_split(
         epoch_order(len(data), key, settings.epochs)[: _STATISTICS_BATCHES * _EVALUATION_ROWS], _STATISTICS_BATCHES
@@ -169,7 +169,7 @@ def _standardize(model: ResNet, data: PublicImages, key: bytes, steps: int, sett
 
 
 @torch.no_grad()
-def _accuracy(model: ResNet, data: PublicImages, sigma: float, key: bytes, device: torch.device) -> float:
+def _accuracy(model: Backbone, data: PublicImages, sigma: float, key: bytes, device: torch.device) -> float:
     """Accuracy on held-out public images with one draw of noise each, over the classes of the source of each image."""
     starts = torch.tensor([0, *np.cumsum(data.classes)])
     correct = 0

@@ -108,4 +108,44 @@ class NoClip:
         return math.inf
 
 
-CLIP_RULES: dict[str, ClipRule] = {"flat": Flat(), "psac": Psac(), "automatic": Automatic(), "none": NoClip()}
+@dataclass(frozen=True)
+class Noiseless(Flat):
+    """Per-example clipping without any noise: what a private method would reach at epsilon = inf."""
+
+    name: ClassVar[str] = "noiseless"
+
+
+@dataclass(frozen=True)
+class Unperturbed(NoClip):
+    """StoBatch as published: gradients of an objective with fixed noise in it, neither clipped nor noised."""
+
+    name: ClassVar[str] = "unperturbed"
+
+
+@dataclass(frozen=True)
+class BatchMean(NoClip):
+    """SecureSGD as published: the MEAN of the batch is clipped, tensor by tensor, and biases are not clipped at all.
+
+    Removing one record can turn a clipped mean around, so it moves by up to 2 C, whatever B is. The noise is `noise` C / B,
+    as if the mean moved by C / B only.
+    """
+
+    noise: float = 4.0
+    name: ClassVar[str] = "batchmean"
+
+    def __post_init__(self) -> None:
+        finite_in("method.batchmean_noise", self.noise, 0.0, 1e6)
+
+    def of_mean(self, tensors: list[Tensor], clip_norm: float) -> list[Tensor]:
+        """Return the clipped mean gradients; biases (at most one dimension of more than 1) stay as they are."""
+        return [t if is_bias(t) else t * (clip_norm / t.norm().clamp(min=clip_norm)) for t in tensors]
+
+
+def is_bias(tensor: Tensor) -> bool:
+    """Return whether a parameter is a vector, whatever its number of dimensions."""
+    return sum(size > 1 for size in tensor.shape) < 2
+
+
+CLIP_RULES: dict[str, ClipRule] = {
+    rule.name: rule for rule in (Flat(), Psac(), Automatic(), NoClip(), Noiseless(), BatchMean(), Unperturbed())
+}

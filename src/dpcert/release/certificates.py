@@ -5,15 +5,24 @@ from typing import Any
 
 import numpy as np
 
-from ..certification.bounds import certified_radius, confidence_interval, lower_confidence_bound
-from ..certification.metrics import Estimate, average_certified_radius, certified_accuracy, is_about, largest_radius
+from ..certification.bounds import confidence_interval, lower_confidence_bound, pixeldp_radius
+from ..certification.laws import Smoothing, stored_smoothing
+from ..certification.metrics import (
+    Estimate,
+    average_certified_radius,
+    certified_accuracy,
+    is_about,
+    largest_radius,
+    pixeldp_figures,
+)
+from ..certification.request import PER_INPUT, SIMULTANEOUS, Request
 from ..certification.smooth import ABSTAIN
-from ..certification.sweep import PER_INPUT, SIMULTANEOUS, Request
 from ..errors import VerifyError
 from ..store.durable import parse_json, sha256_hex
+from ..store.metrics import INPUT
 from ..store.opened import open_facts, open_rows, open_settings
 from ..store.public import PublicFiles
-from ..store.records import AttackRow, CertificateRow, RobustRow, SampleRow
+from ..store.records import AttackRow, CertificateRow, InnerNoiseRow, RobustRow, SampleRow
 from ..store.runs import ATTACKS, METRICS, MODEL, ROBUST, SAMPLES, sidecar_of
 
 _RADIUS_UNIT, _BOUND_UNIT = 1e-6, 1e-9  # the rows are rounded down to these units
@@ -91,8 +100,9 @@ def attacks_follow(files: PublicFiles) -> str:
 def radii_follow(files: PublicFiles, entry: dict[str, Any]) -> str:
     """Check that class, bound and radius of every row follow from its count (Clopper-Pearson, and Cohen et al.'s formula)."""
     rows, alpha = open_rows(CertificateRow, files, entry["file"]), _alpha_each(entry)
+    law = stored_smoothing(entry["sigma"], entry.get("smoothing"))
     for row in rows:
-        wrong = _wrong(row, entry, alpha)
+        wrong = _wrong(row, entry, alpha, law) or _wrong_by_class(row, alpha, law)
         if wrong is not None:
             raise VerifyError(f"row of example {row.idx}: {wrong}")
     return f"{len(rows)} radii recomputed from count, n = {entry['n']}, alpha = {alpha:g}, sigma = {entry['sigma']:g}"
@@ -111,7 +121,24 @@ def _alpha_each(entry: dict[str, Any]) -> float:
     return share
 
 
-def _wrong(row: CertificateRow, entry: dict[str, Any], alpha: float) -> str | None:
+def _wrong_by_class(row: CertificateRow, alpha: float, law: Smoothing) -> str | None:
+    """What is wrong with the votes for each class and PixelDP's radius, or None. Rows of noise on the image have neither."""
+    if isinstance(row, InnerNoiseRow) != (law.site != INPUT):
+        return "it does not have the columns of its smoothing law"
+    if not isinstance(row, InnerNoiseRow):
+        return None
+    votes, native = row.votes_by_class, 0.0
+    if row.count is None:
+        return None if not votes and row.radius_pixeldp == 0.0 else "it has votes without a count"
+    if sum(votes) > row.n or row.count not in (votes[row.predict : row.predict + 1] if row.predict != ABSTAIN else votes):
+        return "its votes do not agree with its count"
+    if row.predict != ABSTAIN:
+        native = pixeldp_radius(votes, row.predict, row.n, alpha, law.sigma)
+    same = _rounded_down(row.radius_pixeldp, native, _RADIUS_UNIT)
+    return None if same else f"its PixelDP radius is {row.radius_pixeldp}, its votes give {native:.6f}"
+
+
+def _wrong(row: CertificateRow, entry: dict[str, Any], alpha: float, law: Smoothing) -> str | None:
     """What is wrong with a row, or None."""
     if row.n != entry["n"] or row.correct != int(row.predict == row.label):
         return "n or correct is inconsistent"
@@ -121,7 +148,7 @@ def _wrong(row: CertificateRow, entry: dict[str, Any], alpha: float) -> str | No
     if not 0 <= row.count <= row.n:
         return f"{row.count} of {row.n} votes is impossible"
     bound = lower_confidence_bound(row.count, row.n, alpha)
-    radius = certified_radius(bound, entry["sigma"])
+    radius = law.radius(bound)
     if not _rounded_down(row.p_lower, bound, _BOUND_UNIT):
         return f"p_lower is {row.p_lower}, {row.count} of {row.n} votes give {bound:.9f}"
     if not _rounded_down(row.radius, radius, _RADIUS_UNIT):
@@ -148,6 +175,8 @@ def figures_follow(files: PublicFiles, entry: dict[str, Any]) -> str:
     abstained = sum(row.predict == ABSTAIN for row in rows)
     if entry["abstained"] != abstained:
         raise VerifyError(f"{METRICS} states {entry['abstained']} abstentions, the rows have {abstained}")
+    if entry.get("pixeldp") != pixeldp_figures(rows, [float(at) for at in entry["certified_accuracy"]]):
+        raise VerifyError(f"{METRICS} states other figures of PixelDP's bound than the rows")
     return f"ACR {entry['acr']:.4f}, certified accuracy at {len(entry['certified_accuracy'])} radii, {abstained} abstentions"
 
 

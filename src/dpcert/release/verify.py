@@ -9,16 +9,18 @@ listed as not checked.
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import PurePath
 from typing import Any
 
 from ..errors import DpcertError, RunError, VerifyError
-from ..methods import METHODS
+from ..methods import ALL_METHODS
 from ..privacy.ledger import Ledger
+from ..privacy.selection import merged
 from ..privacy.statement import Statement, recorded_versions, state, why_too_costly
+from ..privacy.unbounded import UNBOUNDED
 from ..runs.config import Config, parse_text
 from ..store.durable import sha256_hex
 from ..store.metrics import parse_unread_metrics
@@ -29,10 +31,11 @@ from ..store.runs import ATTACKS, CONFIG, CURVE, LEDGER, METRICS, MODEL, PRIVATE
 from ..training.curve import epsilon_after, spent
 from ..training.phases import phases_of
 from ..training.state import parse_model
-from ..views import SmoothAdv
+from ..views import ADVERSARIAL
 from . import certificates
 from .certificates import NotCheckedError
 from .files import MANIFEST, STATEMENT
+from .laws import law_follows
 
 OK, FAILED, NOT_CHECKED = "ok", "FAILED", "not checked"
 _MOST_POINTS = 100  # of a training curve: epsilon is recomputed for each
@@ -165,6 +168,10 @@ def _plan(evidence: Evidence) -> str:
         stated = (release.noise_multiplier, release.sampling_probability)
         _expect(stated == wanted, f"some steps have noise multiplier and q {stated}, the plan {wanted}")
         done += release.steps
+    selection = evidence.ledger.selection
+    if selection is not None:
+        own = merged(astuple(release) for release in evidence.ledger.own_releases())
+        _expect(own in selection.curves, "the search does not list a trial with these steps")
     last = phases[-1]
     same = all(last[name] == plan[name] for name in ("batch_size", "clip_norm", "noise_multiplier"))
     _expect(same, "the plan does not have the settings of its last phase")
@@ -177,12 +184,12 @@ def _plan(evidence: Evidence) -> str:
 
 def _config_and_plan(evidence: Evidence) -> str:
     config, plan = evidence.config, evidence.ledger.opening
-    row = METHODS.get(config.method.name)
-    bounded = plan["clip_rule"] != "none"
+    row = ALL_METHODS.get(config.method.name)
+    bounded = plan["clip_rule"] not in UNBOUNDED
     seeded = config.privacy.noise_seed is not None
     views = config.method.views or (row.views if row is not None else None)
     settings = config.settings()
-    phases = phases_of(settings, plan["dataset_size"], config.model.train, adversarial=views == SmoothAdv.name)
+    phases = phases_of(settings, plan["dataset_size"], config.model.train, adversarial=views in ADVERSARIAL)
     wanted: dict[str, Any] = {
         "batch_size": phases[-1].batch_size,
         "steps": sum(phase.steps for phase in phases),
@@ -202,6 +209,9 @@ def _config_and_plan(evidence: Evidence) -> str:
     _expect(
         len(plan.get("phases", [plan])) == len(phases), f"{CONFIG} asks for {len(phases)} phases, the ledger has another number"
     )
+    selection = settings.search.selection
+    if selection is not None or "repeat_and_select" in plan:
+        _expect(selection == evidence.ledger.selection, f"the ledger states another search than {CONFIG}")
     clip = config.method.clip or (row.clip if row is not None else None)
     wanted |= {} if clip is None else {"clip_rule": clip}
     wanted |= {} if config.data.input_shape is None else {"input_shape": config.data.input_shape}
@@ -350,6 +360,8 @@ def _certificates(evidence: Evidence) -> Iterator[Check]:
     for entry in entries:
         name = entry["file"]
         yield _run(f"{name} belongs to the model", partial(certificates.belongs, files, entry))
+        if "smoothing" in entry:
+            yield _run(f"{name} smoothing law", partial(_law, evidence, entry))
         yield _run(f"{name} rows", partial(certificates.radii_follow, files, entry))
         yield _run(f"{name} figures", partial(certificates.figures_follow, files, entry))
     for name, check in _SIDE_ROWS.items():
@@ -359,6 +371,10 @@ def _certificates(evidence: Evidence) -> Iterator[Check]:
     rows = {PurePath(name).with_suffix(".tsv").name for name in files.content if ROWS.fullmatch(name)}
     for name in sorted(rows - named):
         yield _run(f"{name} belongs to the model", partial(certificates.side_file, files, name))
+
+
+def _law(evidence: Evidence, entry: dict[str, Any]) -> str:
+    return law_follows(evidence.files, entry, evidence.config, evidence.ledger)
 
 
 _SIDE_ROWS = {SAMPLES: certificates.samples_follow, ATTACKS: certificates.attacks_follow}
@@ -389,7 +405,7 @@ def _out_of_reach() -> list[Check]:
         "that the noise was secret": "no file can show that nobody copied the key during training",
         "that these steps were what ran": "the trainer wrote the ledger; the code that writes it can be read and tested",
         "that the data were what they are said to be": "the training data is not included",
-        "tuning": "other runs used for tuning leave no trace in this one; the statement says they are not charged",
+        "tuning": "other runs leave no trace in this one; the statement says which search is charged, if any",
         "accuracies and gradient norms of the training curve": "checking them needs the test images and the training gradients",
         "the votes and the clean accuracy": "checking them needs the images; repeat dpcert certify on a copy of the run",
     }

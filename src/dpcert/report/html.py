@@ -9,6 +9,7 @@ from typing import Any
 from ..certification.metrics import largest_radius
 from ..rounding import ceil_text, floor_text
 from ..store.durable import write_atomically
+from ..store.metrics import HIDDEN
 from ..store.records import METRICS, CertificateRow
 from . import figures, pictures, words
 from .membership import Membership, membership_curve, membership_of
@@ -186,13 +187,15 @@ def _class_radii(main: Certified) -> list[float]:
 
 
 def _groups(run: RunFacts, main: Certified, most: int) -> list[_Group]:
-    sigma: float = main.figures["sigma"]
+    law = main.figures.get("smoothing") or {}
+    sigma: float = law.get("input_scale", main.figures["sigma"])
 
     def picture(row: CertificateRow) -> _Picture:
         if run.images is None or row.idx >= len(run.images):
             return _Picture(row, None, None)
         image = run.images[row.idx]
-        return _Picture(row, pictures.as_data_url(image), pictures.as_data_url(pictures.noisy(image, sigma, row.idx)))
+        noisy = None if main.site == HIDDEN else pictures.as_data_url(pictures.noisy(image, sigma, row.idx))
+        return _Picture(row, pictures.as_data_url(image), noisy)
 
     groups = [group for group in example_groups(main.rows, most) if not (main.skips and group.key == CERTIFIED_WRONG)]
     return [_Group(group, [picture(row) for row in group.rows]) for group in groups]

@@ -12,7 +12,7 @@ from ..certification.metrics import is_about
 from ..errors import RunError
 from ..rounding import ceil_text
 from ..store.durable import sha256_hex
-from ..store.metrics import certification_at, main_sigma
+from ..store.metrics import INPUT, PLACES, certification_at, main_sigma
 from ..store.opened import open_curve, open_metrics, open_rows, open_settings, open_side_rows
 from ..store.public import PublicFiles, read_directory
 from ..store.records import AttackRow, CertificateRow, CurveRow, SampleRow
@@ -31,13 +31,22 @@ class Certified:
     @property
     def alpha_is(self) -> str:
         """What alpha bounds: the failure of each certificate, or of any of them."""
-        simultaneous = self.figures.get("alpha_is") == "simultaneous"
-        return f"for all {self.figures['examples']} images together" if simultaneous else "per image"
+        return f"for all {self.figures['examples']} images together" if self.is_simultaneous else "per image"
+
+    @property
+    def is_simultaneous(self) -> bool:
+        """Whether all certificates hold at once with probability 1 - alpha."""
+        return bool(self.figures.get("alpha_is") == "simultaneous")
+
+    @property
+    def site(self) -> str:
+        """Where noise enters: ``input``, ``hidden`` or ``both``."""
+        return str((self.figures.get("smoothing") or {}).get("site", INPUT))
 
     @property
     def mark(self) -> str:
-        """Marks simultaneous certificates, to distinguish them from the usual ones at the same sigma."""
-        return ", simultaneous" if self.figures.get("alpha_is") == "simultaneous" else ""
+        """Marks simultaneous certificates and noise inside the model, to distinguish them from the usual ones at a sigma."""
+        return (f", {PLACES[self.site]}" if self.site in PLACES else "") + (", simultaneous" if self.is_simultaneous else "")
 
     @property
     def skips(self) -> bool:
@@ -244,7 +253,9 @@ def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str
             f, printed = certified.figures, paper(run, certified)
             low, high = f["acr_interval"]
             interval = "" if high is None else f" ({low:.3f} to {high:.3f})"
-            at = f["certified_accuracy"].get("0.25")
+            at, native = f["certified_accuracy"].get("0.25"), f.get("pixeldp")
+            native_acr = f" [PixelDP's bound {native['acr']:.3f}]" if native else ""
+            native_at = f" [PixelDP's bound {_percent(native['certified_accuracy'].get('0.25'))}]" if native else ""
             split = "" if f.get("split", "test") == "test" else f" ({f['split']})"
             table.append(
                 (
@@ -252,8 +263,8 @@ def summary(runs: Sequence[RunFacts], paper: Paper = no_paper) -> list[tuple[str
                     f"{f['sigma']:g}{certified.mark}",
                     run.privacy,
                     _percent(clean) + (f" [{printed.label} {printed.clean_accuracy:.2f} %]" if printed else ""),
-                    f"{f['acr']:.3f}{interval}" + (f" [{printed.label} {printed.acr:.3f}]" if printed else ""),
-                    _percent(at) + (f" [{printed.label} {printed.certified_accuracy:.1f} %]" if printed else ""),
+                    f"{f['acr']:.3f}{interval}" + (f" [{printed.label} {printed.acr:.3f}]" if printed else "") + native_acr,
+                    _percent(at) + (f" [{printed.label} {printed.certified_accuracy:.1f} %]" if printed else "") + native_at,
                     str(f["examples"]),
                     str(f["abstained"]),
                 )

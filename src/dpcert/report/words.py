@@ -7,6 +7,7 @@ from typing import Any
 
 from ..certification.metrics import largest_radius
 from ..rounding import ceil_text
+from ..store.metrics import PLACES
 from .statistics import by_class, weakest
 from .tables import Certified, Paper, RunFacts, no_paper
 
@@ -33,6 +34,15 @@ METHOD_WORDS = {
     "dp-gaussian+consistency": _NOISY + _AGREE + _CLIPPED,
     "dp-smoothadv+consistency": _ATTACKED + _AGREE + _CLIPPED,
 }
+_INSIDE = "it saw {copies} {copies_word} of each training image with noise inside the network (worth σ = {sigma} at its input)"
+PRIOR_WORDS = {  # the systems that the paper quotes
+    "pixeldp": _INSIDE + _CLIPPED,
+    "securesgd": _INSIDE + ", more of it in channels that matter more" + _CLIPPED,
+    "dp-denoiser": _NOISY + " through a denoiser in front of a public classifier" + _CLIPPED,
+    "stobatch": _INSIDE + " and an attacked version of each, and was trained to reconstruct them" + _CLIPPED,
+    "securesgd-as-published": "it was trained as the released code of SecureSGD does" + _OPEN,
+    "stobatch-as-published": "it was trained as the released code of StoBatch does" + _OPEN,
+}
 _DATASETS = {
     "mnist": "MNIST (handwritten digits)",
     "fashion-mnist": "Fashion-MNIST (articles of clothing)",
@@ -40,6 +50,7 @@ _DATASETS = {
 }
 _MODELS = {
     "cnn": "A small convolutional network",
+    "lenet": "A convolutional network (LeNet)",
     "linear": "A linear classifier",
     "resnet-32": "A small residual network",
     "resnet-48": "A residual network",
@@ -52,7 +63,7 @@ _PARTS = {
     "norms": "the scales and shifts of the normalization layers",
     "biases": "the biases",
 }
-_CLASSES = {
+CLASSES = {
     "fashion-mnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
@@ -87,7 +98,7 @@ def run_names(runs: Sequence[RunFacts]) -> list[str]:
 
 def class_name(run: RunFacts, label: int) -> str:
     """The class label, with its name if the data set is a public one that has class names."""
-    words = () if run.setting("data", "path") else _CLASSES.get(run.metrics["dataset"], ())
+    words = () if run.setting("data", "path") else CLASSES.get(run.metrics["dataset"], ())
     return f"{label} ({words[label]})" if 0 <= label < len(words) else str(label)
 
 
@@ -96,8 +107,10 @@ def trained(run: RunFacts) -> str:
     name, dataset, copies = run.metrics["method"], run.metrics["dataset"], run.setting("method", "copies")
     data = dataset if run.setting("data", "path") else _DATASETS.get(dataset, dataset)
     model = _MODELS.get(str(run.setting("model", "name")), "A custom model")
-    how = METHOD_WORDS.get(name, "a custom combination (see the settings)").format(
-        copies=copies, copies_word="copy" if copies == 1 else "copies", sigma=_plain(run.metrics.get("sigma_train"))
+    how = (
+        (METHOD_WORDS | PRIOR_WORDS)
+        .get(name, "a custom combination (see the settings)")
+        .format(copies=copies, copies_word="copy" if copies == 1 else "copies", sigma=_plain(run.metrics.get("sigma_train")))
     )
     size = training_size(run)
     images = f"{size:,} training images of " if size else ""
@@ -171,7 +184,10 @@ def robust(run: RunFacts) -> str:
         return "Its robustness was not certified."
     f = main.figures
     at = f["certified_accuracy"].get(f"{HEADLINE_RADIUS:.2f}")
-    text = f"The smoothed model, a vote over {f['n']:,} copies of an image with noise σ = {f['sigma']:g}, was certified on "
+    vote = f"copies of an image with noise σ = {f['sigma']:g}"
+    if main.site in PLACES:
+        vote = f"answers with {PLACES[main.site]} (worth noise of σ = {f['sigma']:g} on the image)"
+    text = f"The smoothed model, a vote over {f['n']:,} {vote}, was certified on "
     text += f"{f['examples']:,} test images"
     if at is not None:
         text += (
@@ -214,7 +230,7 @@ def how_they_hold(certified: Sequence[Certified]) -> str:
     """What alpha means for the certificates that are shown."""
     alphas = sorted({float(c.figures["alpha"]) for c in certified})
     chance = " or ".join(f"{100 * (1 - alpha):.10g} %" for alpha in alphas)
-    together = [c for c in certified if c.mark]
+    together = [c for c in certified if c.is_simultaneous]
     alone = (
         f"Each individual certificate holds with probability at least {chance}; this is not a bound for all of them at once."
     )

@@ -1,7 +1,7 @@
 """From a finished run to attacks.tsv: accuracy under attack, compared with certified accuracy. Glue code without math."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import numpy as np
 
 from .._validate import integer_in
 from ..attacks.kinds import STRENGTHS, Attack, attack, check_strength
-from ..attacks.measure import Images, Smoothing, base_right, smoothed_right
+from ..attacks.measure import Images, SmoothedTarget, base_right, smoothed_right
 from ..certification.bounds import confidence_interval
 from ..certification.metrics import certified_accuracy, even_subset
 from ..certification.sweep import require_subset
 from ..errors import ConfigError, RunError
+from ..models.noisy import NoisyModel
 from ..progress import Progress, silent
 from ..rng import key_from_seed
 from ..store.growing import append_missing_rows, drop, rows_so_far
@@ -37,7 +38,7 @@ class AttackRequest:
     """Attacks, strengths and target. `smoothing=None` means the base model, `examples=None` means 500 (or all if fewer)."""
 
     attacks: tuple[tuple[Attack, tuple[float, ...]], ...]
-    smoothing: Smoothing | None = None
+    smoothing: SmoothedTarget | None = None
     examples: int | str | None = None
     seed: int = 0
     batch: int | None = None
@@ -92,7 +93,7 @@ def request_for(
         raise ConfigError(f"--sigma is {sigma:g}, but the base model has no smoothing noise; add --smoothed")
     kinds = [attack(name, steps, starts) for name in dict.fromkeys(names)]
     chosen = tuple((how, STRENGTHS[how.name] if strengths is None else tuple(strengths)) for how in kinds)
-    smoothing = Smoothing(config.certification_sigma if sigma is None else sigma, votes=votes) if smoothed else None
+    smoothing = SmoothedTarget(config.certification_sigma if sigma is None else sigma, votes=votes) if smoothed else None
     return AttackRequest(chosen, smoothing, examples, seed, batch)
 
 
@@ -135,7 +136,7 @@ def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = sil
 
     Existing rows with other steps, starts or images are an error, or are replaced if `again` is set.
     """
-    data = run.data
+    request, data = _with_law_of(run, request), run.data
     examples = request.count(len(data.x_test))
     require_subset(len(data.x_test), examples)
     indices = even_subset(len(data.x_test), examples)
@@ -159,6 +160,15 @@ def run_attacks(run: LoadedRun, request: AttackRequest, progress: Progress = sil
             AttackRow, file, list(wanted), lambda todo: _measured(run, images, request, todo, progress), silent, order=_in_file
         )
     return Attacked(file, rows, [_certified_at(row, certified, indices) for row in rows])
+
+
+def _with_law_of(run: LoadedRun, request: AttackRequest) -> AttackRequest:
+    """The request with what the noise inside the model is worth, if there is any; another sigma is refused."""
+    target, stated = request.smoothing, run.config.certification_sigma
+    if target is None or not isinstance(run.model, NoisyModel):
+        return request
+    law = run.smoothing(None if target.sigma == stated else target.sigma)
+    return replace(request, smoothing=replace(target, sigma=law.sigma))
 
 
 def _facts(run: LoadedRun, request: AttackRequest, images: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..certification.bounds import confidence_interval
 from ..certification.heads import Headed, headed, share
+from ..certification.laws import Smoothing
 from ..certification.metrics import (
     average_certified_radius,
     certified_accuracy,
@@ -21,9 +22,11 @@ from ..certification.metrics import (
     even_subset,
     is_about,
     largest_radius,
+    pixeldp_figures,
     radii_to_show,
 )
-from ..certification.sweep import Certificates, Request, certify_to_files, check_radius, decide_to_file, require_subset
+from ..certification.request import Request
+from ..certification.sweep import Certificates, certify_to_files, check_radius, decide_to_file, require_subset
 from ..errors import RunError
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, key_from_seed, secret_key
@@ -72,10 +75,10 @@ class CertifyRequest:
         return replace(self, how=replace(self.how, together=self.count(size))) if self.simultaneous else self
 
 
-def request_of(config: Config) -> CertifyRequest:
-    """The certification a config asks for."""
-    wanted = config.certify
-    how = Request(config.certification_sigma, wanted.n0, wanted.n, wanted.alpha, wanted.fresh_noise, wanted.skip_misclassified)
+def request_of(config: Config, law: Smoothing | None = None) -> CertifyRequest:
+    """The certification a config asks for; `law` is that of the model, if it is known."""
+    wanted, law = config.certify, law or Smoothing(config.certification_sigma)
+    how = Request.under(law, wanted.n0, wanted.n, wanted.alpha, wanted.fresh_noise, wanted.skip_misclassified)
     return CertifyRequest(how, wanted.examples, wanted.seed)
 
 
@@ -225,7 +228,8 @@ def _jobs(tasks: list[_Task]) -> list[_Job]:
     keys: dict[Any, bytes] = {}
     jobs = []
     for place, task in enumerate(tasks):
-        parts = headed(task.run.model, task.x) if len(tasks) > 1 else None
+        may_share = len(tasks) > 1 and task.request.how.smoothing is None  # a shared trunk has no noise inside
+        parts = headed(task.run.model, task.x) if may_share else None
         kind = (place if parts is None else parts.sha256, task.request)
         jobs.append(_Job(place, task, parts, keys.setdefault(kind, secret_key())))
     return jobs
@@ -384,7 +388,7 @@ def _existing_rows(
     Each other (n0, n, alpha) at the same sigma has a separate file.
     """
     how, run = request.how, task.run
-    stem = rows_stem(word, how.sigma, of_validation=request.split == "validation")
+    stem = rows_stem(word, how.sigma, of_validation=request.split == "validation", tag=how.law.tag)
     stem += "" if radius is None else f"-r{radius:g}"
     stem += ("-fresh" if how.fresh_noise else "") + (SKIPPED if how.skip_misclassified else "")
     stem += "" if how.together is None else f"-simultaneous{how.together}"
@@ -459,6 +463,7 @@ def _figures(rows: list[CertificateRow], task: _Task, file: Path) -> dict[str, A
         "certified_accuracy": {f"{r:.2f}": e.value for r, e in at.items()},
         "certified_accuracy_interval": {f"{r:.2f}": [e.low, e.high] for r, e in at.items()},
         "abstained": sum(row.predict == -1 for row in rows),
+        **({} if (native := pixeldp_figures(rows, list(at))) is None else {"pixeldp": native}),
         "file": file.name,
     }
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from torch import nn
 
+from ..certification.laws import Smoothing, smoothing_of
 from ..certification.sweep import SmoothedClassifier
 from ..data.dataset import Dataset
-from ..errors import DataError
+from ..errors import DataError, RunError
 from ..models.factory import Shape
+from ..models.noisy import NoisyModel
 from ..privacy.statement import Statement, installed_versions
 from ..progress import Progress, silent
 from ..scale.world import World
@@ -54,6 +56,11 @@ class LoadedRun:
         """Epsilon from the ledger; infinite if the run is not private."""
         return self.statement.epsilon
 
+    @property
+    def has_given_data(self) -> bool:
+        """Whether the data was passed when the run was opened, instead of found by its config."""
+        return self._given_data is not None
+
     @cached_property
     def data(self) -> Dataset:
         """The data set of the run, read on first use; shape, classes and test images must match what the run recorded."""
@@ -81,10 +88,20 @@ class LoadedRun:
         world.agree(f"images of {self.path}", images_sha256)
         world.agree(f"request for {self.path}", repr(request))
 
+    def smoothing(self, sigma: float | None = None) -> Smoothing:
+        """The noise inside the model or, if it has none, noise on the image; `sigma` defaults to that of the run."""
+        if not isinstance(self.model, NoisyModel):
+            return Smoothing(self.config.certification_sigma if sigma is None else sigma)
+        law = smoothing_of(self.model)
+        if sigma is not None:
+            raise RunError(
+                f"--sigma is {sigma:g}, but {self.path} has noise inside its model, worth {law.sigma:.4g}; omit --sigma"
+            )
+        return law
+
     def smoothed(self, sigma: float | None = None, *, fresh_noise: bool = False) -> SmoothedClassifier:
-        """The smoothed classifier of the model; `sigma` defaults to the certification sigma of the run."""
-        chosen = self.config.certification_sigma if sigma is None else sigma
-        return SmoothedClassifier(self.model, chosen, fresh_noise=fresh_noise)
+        """The smoothed classifier of the model, with the law of `smoothing`."""
+        return SmoothedClassifier(self.model, smoothing=self.smoothing(sigma), fresh_noise=fresh_noise)
 
 
 def _version(package: str) -> str:

@@ -7,6 +7,7 @@ Nothing is pickled: messages are bytes and tensors.
 
 import atexit
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -244,6 +245,10 @@ def _meet(here: Place) -> World:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if dist.is_initialized():  # by the caller's own program, perhaps for a GPU only
         return World(dist.get_rank(), dist.get_world_size(), dist.new_group(backend=backend), here.local_rank)
+    # This module stores the default group of the moment of its import as a default argument. Imported later (by an optimizer,
+    # say), it would keep the group and its threads alive until Python itself has ended, and a thread that then releases a
+    # tensor aborts the process.
+    importlib.import_module("torch.distributed.nn.functional")
     try:
         _refuse_other_size(here)
         group = PrefixStore("dpcert/group", _open_store(here))
@@ -257,9 +262,7 @@ def _meet(here: Place) -> World:
             "MASTER_ADDR:MASTER_PORT"
         ) from error
     atexit.register(_leave)
-    # None is the default group. A reference to it would keep its threads alive until Python itself has ended, and a thread that
-    # then releases a tensor aborts the process.
-    return World(here.rank, here.size, None, here.local_rank)
+    return World(here.rank, here.size, None, here.local_rank)  # None is the default group: no reference to it, see above
 
 
 def _refuse_other_size(here: Place) -> None:

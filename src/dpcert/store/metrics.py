@@ -10,6 +10,8 @@ from ..errors import RunError
 from .durable import parse_checked_json, read_file
 
 Check = Callable[[Any], bool]
+INPUT, HIDDEN, BOTH = "input", "hidden", "both"  # where noise enters a smoothed classifier
+PLACES = {HIDDEN: "noise after the first layer", BOTH: "noise on the image and after the first layer"}
 PAPERS_N0, PAPERS_N, PAPERS_ALPHA = 100, 10_000, 0.001  # CERTIFY as the paper runs it
 
 FORMAT = "dpcert-1"  # of run directories: in the header of a model, and in metrics.json if present
@@ -68,19 +70,35 @@ def is_papers(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) ->
     return bool(entry["sigma"] == sigma and votes and is_plain and entry["split"] == "test")
 
 
+def is_worth(entry: dict[str, Any], sigma: float, *, may_skip: bool = False) -> bool:
+    """Like `is_papers`, also for a certification with noise inside the model that is worth `sigma` at the input."""
+    if not has_inner_noise(entry):
+        return is_papers(entry, sigma, may_skip=may_skip)
+    at_input = {**entry, "smoothing": None, "sigma": sigma}
+    return _same_sigma(entry["sigma"], sigma) and is_papers(at_input, sigma, may_skip=may_skip)
+
+
 def _is_plain(entry: dict[str, Any]) -> bool:
     special = entry.get("fresh_noise") or entry.get("skip_misclassified") or entry.get("alpha_is") == "simultaneous"
-    return not special
+    return not special and not has_inner_noise(entry)
+
+
+def has_inner_noise(entry: Mapping[str, Any]) -> bool:
+    """Whether a certification has another smoothing law than noise on the image."""
+    return entry.get("smoothing") is not None
 
 
 def certification_at(entries: Sequence[dict[str, Any]], sigma: Any) -> dict[str, Any] | None:
     """The main certification of the test set at `sigma`: the paper's settings first, then other plain ones, then special ones.
 
-    Ties go to the one with more votes, so that a later quick check does not replace it.
+    One with the noise inside the model comes before all with noise on the image. Ties go to the one with more votes, so that
+    a later quick check does not replace it.
     """
 
     def place(entry: dict[str, Any]) -> tuple[Any, ...]:
-        return not is_papers(entry, entry["sigma"]), not _is_plain(entry), -entry["n"], entry["alpha"], entry["file"]
+        alike = {**entry, "smoothing": None}
+        votes = (not is_papers(alike, entry["sigma"]), not _is_plain(alike), -entry["n"], entry["alpha"], entry["file"])
+        return not has_inner_noise(entry), *votes
 
     of_test = [entry for entry in entries if entry["split"] == "test" and _same_sigma(entry["sigma"], sigma)]
     return min(of_test, key=place, default=None)
@@ -92,9 +110,14 @@ def _same_sigma(one: Any, other: Any) -> bool:
 
 
 def main_sigma(metrics: Mapping[str, Any], certification_sigma: Any) -> Any:
-    """The main sigma of a run: that of its noisy views or, without noisy views, the certification sigma of its config."""
-    trained = metrics.get("sigma_train")
-    return trained if _number(trained) else certification_sigma
+    """The main sigma of a run: the certification sigma of its config. The noisy views may have had more noise.
+
+    For a model with noise inside, what that noise is worth.
+    """
+    inner = [entry["sigma"] for entry in metrics.get("certification", ()) if has_inner_noise(entry)]
+    if inner:
+        return inner[0]
+    return certification_sigma if _number(certification_sigma) else metrics.get("sigma_train")
 
 
 def require_known_format(origin: Path | str, stated: Any) -> None:
@@ -161,7 +184,8 @@ def _plain_name(value: Any) -> bool:
 def _certification_checks(entry: Any) -> dict[str, Check]:
     """An entry identifies its images by the size of the test set; older entries use a stride."""
     named_by = "stride" if isinstance(entry, dict) and "size" not in entry else "size"
-    return {**_CERTIFICATION, named_by: _positive}
+    inner = _OF_INNER_NOISE if isinstance(entry, dict) and "smoothing" in entry else {}
+    return {**_CERTIFICATION, named_by: _positive, **inner}
 
 
 _METRICS: dict[str, Check] = {
@@ -206,4 +230,8 @@ _CERTIFICATION: dict[str, Check] = {
     "certified_accuracy_interval": _table_of(_interval),
     "abstained": _count,
     "file": _plain_name,
+}
+_OF_INNER_NOISE: dict[str, Check] = {
+    "smoothing": lambda value: _first_wrong(value, {"site": _text, "input_scale": _number, "whitened_norm": _number}) is None,
+    "pixeldp": lambda value: _first_wrong(value, {"acr": _number, "certified_accuracy": _table_of(_number)}) is None,
 }

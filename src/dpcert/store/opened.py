@@ -18,7 +18,7 @@ from .runs import CONFIG, CURVE, LEDGER, METRICS, MODEL, sidecar_of
 from .weights import read_facts
 
 _CLOSE = 1e-6  # relative: epsilon recomputed by another build of the same accountant
-_SETTINGS = ("sigma", "n0", "n", "alpha", "split", "together")  # in metrics.json and in the sidecar of the rows
+_SETTINGS = ("sigma", "n0", "n", "alpha", "split", "together", "smoothing")  # in metrics.json and in the sidecar of the rows
 _WITHOUT_CHECKSUM = frozenset(  # keys of the oldest sidecars of certificates
     ("sigma", "n0", "n", "alpha", "alpha_is", "split", "dtype", "model_sha256", "seed", "noise_key")
 )

@@ -79,6 +79,36 @@ class CertificateRow:
 
 
 @dataclass(frozen=True)
+class InnerNoiseRow(CertificateRow):
+    """A row of certificates under another law than noise on the image: also the votes for each class, and PixelDP's radius.
+
+    `votes` are joined with commas; empty if none were cast.
+    """
+
+    votes: str = ""
+    radius_pixeldp: float = 0.0
+    columns: ClassVar[tuple[str, ...]] = (*CertificateRow.columns, "votes", "radius_pixeldp")
+
+    def fields(self) -> tuple[str, ...]:
+        """Radii are rounded down."""
+        return (*super().fields(), self.votes, floor_text(self.radius_pixeldp, 6))
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        """Parse the fields of a line."""
+        *first, votes, radius = fields
+        known, radius_l2 = CertificateRow.from_fields(first), float(radius)
+        if not 0 <= radius_l2 < _LARGEST_RADIUS or not all(text.isdecimal() for text in votes.split(",") if votes):
+            raise ValueError("a radius or a number of votes is out of range")
+        return cls(**vars(known), votes=votes, radius_pixeldp=radius_l2)
+
+    @property
+    def votes_by_class(self) -> tuple[int, ...]:
+        """The estimation votes for each class."""
+        return tuple(int(text) for text in self.votes.split(",")) if self.votes else ()
+
+
+@dataclass(frozen=True)
 class RobustRow:
     """A row of robust-*.tsv: is the example robust at the requested radius? `robust` is 1, 0, or -1 (not decided)."""
 
@@ -286,12 +316,14 @@ def parse_rows(
         raise RunError(f"{origin} ends in the middle of a row (the run was interrupted); {rerun} to resume")
     if not lines and allow_torn_end:
         return []
-    if not lines or lines[0] != header(kind):
+    wider = (each for each in (kind, *kind.__subclasses__()) if lines and lines[0] == header(each))  # with more columns
+    found = next(wider, None)
+    if found is None:
         raise RunError(f"{origin} does not start with the columns {', '.join(kind.columns)}; {remedy}")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            rows.append(row_of(kind, line))
+            rows.append(row_of(found, line))
         except ValueError as error:
             raise RunError(f"{origin} line {number} is damaged ({error}); {remedy}") from error
     if len({row.key for row in rows}) != len(rows):

@@ -30,10 +30,14 @@ def is_of_validation(name: str) -> bool:
     return _VALIDATION in name
 
 
-def rows_stem(kind: str, sigma: float, *, of_validation: bool = False) -> str:
-    """The start of the name of a row file: its kind, the split unless it is the test set, and sigma."""
+def rows_stem(kind: str, sigma: float, *, of_validation: bool = False, tag: str = "") -> str:
+    """The start of the name of a row file: its kind, the split unless it is the test set, the law's `tag`, and sigma.
+
+    What another law is worth is computed, and written with six digits.
+    """
+    sigma = float(f"{sigma:g}") if tag else sigma
     digits = f"{sigma:.2f}" if math.isclose(round(sigma, 2), sigma) else f"{sigma:g}"
-    return f"{kind}{_VALIDATION if of_validation else ''}-sigma{digits}"
+    return f"{kind}{_VALIDATION if of_validation else ''}-{tag}sigma{digits}"
 
 
 def sidecar_of(rows: str) -> str:
@@ -149,6 +153,17 @@ class RunDirectory:
         destroy(self.key)
         for file in self.private.iterdir():
             remove(file)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether another process uses the directory at the moment."""
+        if not self.path.is_dir():
+            return False
+        try:
+            with self.locked():
+                return False
+        except RunError:
+            return True
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

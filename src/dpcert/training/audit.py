@@ -22,14 +22,17 @@ from ..data.dataset import Dataset
 from ..errors import ConfigError, DpcertWarning
 from ..gradients.choose import choose
 from ..gradients.engine import Clip, trainable
-from ..methods import Method
+from ..methods import ALL_METHODS, Method, view_shape
 from ..models.check import check_model
+from ..models.denoiser import Denoised
 from ..models.factory import Factory, build_custom
 from ..models.registry import build_model
+from ..models.systems import DENOISER, as_system
 from ..privacy.accounting import compose, gaussian_epsilon
 from ..privacy.audit import LowerBound, guess_lower_bound, lower_bound
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism, Plan, opening_facts
+from ..privacy.unbounded import UNBOUNDED
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, key_from_seed, secret_key, stream_bytes
 from .loop import Run, fit
@@ -105,8 +108,25 @@ def one_step(
 
 def require_a_promise(method: Method) -> None:
     """Refuse to audit a method without a privacy guarantee."""
-    if method.clip_rule.name == "none":
-        raise ConfigError(f"method {method.name} does not clip: it has no privacy guarantee to audit; choose another")
+    if method.clip_rule.name in UNBOUNDED:
+        raise ConfigError(
+            f"method {method.name} does not clip and noise each gradient: it has no privacy guarantee to audit; choose another"
+        )
+
+
+def audited_model(method: Method) -> nn.Module:
+    """Return the tiny model whose step is audited: a linear one, or that of the system that the method needs."""
+    row, shape = ALL_METHODS.get(method.name), (1, SIDE, SIDE)
+    if row is None or row.system is None:
+        return build_model("linear", input_shape=shape, classes=CLASSES, seed=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if row.system == DENOISER:
+            network: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES))
+            return Denoised(network, 1, depth=3, width=8)
+        hidden = nn.Conv2d(1, 4, 3)
+        network = nn.Sequential(hidden, nn.Tanh(), nn.Flatten(), nn.Linear(4 * (SIDE - 2) ** 2, CLASSES))
+        return as_system(row.system, network, shape, method.views.sigma or 0.5)
 
 
 class _Game:
@@ -126,10 +146,8 @@ class _Game:
     ) -> None:
         images, labels = records(canary)
         shape = (1, SIDE, SIDE)
-        if factory is None:
-            model = build_model("linear", input_shape=shape, classes=CLASSES, seed=0)
-        else:
-            model = build_custom(factory, shape, CLASSES, seed=0)
+        model = audited_model(method) if factory is None else build_custom(factory, shape, CLASSES, seed=0)
+        if factory is not None:
             check_model(model, shape, CLASSES)
         plan = Plan(
             dataset_size=OTHERS + 1,
@@ -150,10 +168,11 @@ class _Game:
         ledger.open(opening_facts(plan, noise_is_secret=True))
         # A learning rate of B cancels the division by B: the weight update is the noised sum itself.
         optimizer = torch.optim.SGD(trainable(model).values(), lr=float(plan.batch_size))
-        engines = choose(engine, model, method.loss, (1, SIDE, SIDE))
+        network = method.network(model)
+        engines = choose(engine, network, method.loss, view_shape(method.views, model, shape))
         clip = Clip(method.clip_rule, clip_norm)
         self.context = StepContext(
-            model, images, labels, method, clip, engines, Mechanism(plan, key, ledger), optimizer, physical_batch=480
+            model, images, labels, method, clip, engines, Mechanism(plan, key, ledger), optimizer, 480, network=network
         )
         self._parameters = list(trainable(model).values())
         self._start = [parameter.detach().clone() for parameter in self._parameters]
@@ -211,6 +230,11 @@ class Trainings:
 
     def __post_init__(self) -> None:
         require_a_promise(self.method)
+        if getattr(ALL_METHODS.get(self.method.name), "system", None) is not None:
+            raise ConfigError(
+                f"method {self.method.name} needs a model of its own, and whole trainings are audited with a linear one; "
+                "audit its step: leave out --runs and --one-run"
+            )
         integer_in("steps", self.steps, 1, 10_000)
         finite_in("sampling probability", self.sampling_probability, 1.0 / PUBLIC_SIZE, 1.0)
 

@@ -15,12 +15,12 @@ from torch import Tensor, fx, nn
 
 from ..errors import ConfigError
 from ..isolation import Forward, each_row_alone
-from ..methods import Method
+from ..methods import Method, noise_shape, view_shape
 from ..models.folding import fold_norms
 from ..models.parts import layers_before_head
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
 from ..scale.world import World
-from ..views import Gaussian, Original, SmoothAdv
+from ..views import Gaussian, Inner, InnerOnce, Original, SmoothAdv, StoBatch
 from ..workers import parallel_map
 
 _ROWS = 512  # rows (records x views) of a part
@@ -34,9 +34,15 @@ Tell = Callable[[int, int], None]
 def method_of_head_phase(method: Method, copies: int) -> Method:
     """Return `method` with `copies` Gaussian views instead of its own; views without noise stay as they are.
 
-    The views of a head phase are drawn once, so adversarial views, which change with the head, become Gaussian ones.
+    The views of a head phase are drawn once, so adversarial views, which change with the head, become Gaussian ones, or noisy
+    ones inside the model. The head sees features only, so columns after the logits are left out.
     """
     views = method.views
+    if isinstance(views, (Inner, StoBatch)):
+        noisy = (
+            Inner(views.sigma, copies, views.keep_original) if isinstance(views, StoBatch) else replace(views, copies=copies)
+        )
+        return replace(method, views=noisy, regulariser=None if method.columns else method.regulariser)
     if isinstance(views, (Gaussian, SmoothAdv)):
         return replace(method, views=Gaussian(views.sigma, copies, views.keep_original))
     return method
@@ -47,7 +53,7 @@ def trunk_of(model: nn.Module, method: Method, input_shape: tuple[int, ...]) -> 
 
     Views must not depend on the head.
     """
-    return layers_before_head(model, input_shape) if type(method.views) in (Gaussian, Original) else None
+    return layers_before_head(model, input_shape) if type(method.views) in (Gaussian, Original, Inner, InnerOnce) else None
 
 
 def _records_at_a_time(method: Method) -> int:
@@ -79,6 +85,7 @@ def stored_features(
     and is computed in passes of fixed sizes: the features of a record are the same whatever other records exist.
     """
     views, shape = method.views, tuple(images.shape[1:])
+    noise_of_one, seen = noise_shape(views, trunk, shape), view_shape(views, trunk, shape)
     size, records = _records_at_a_time(method), range(len(images)) if records is None else records
     width = trunk(torch.zeros((1, *shape), device=device)).shape[1]
     needed = len(records) * views.count * width * 4
@@ -92,14 +99,14 @@ def stored_features(
         x = images[start : min(start + size, records.stop)].to(device)
         present = len(x)
         x = F.pad(x, (0, 0) * (images.ndim - 1) + (0, size - present))
-        noise = normal_at_positions(key, Purpose.VIEWS, start, start + size, (views.copies, *shape), device, step)
+        noise = normal_at_positions(key, Purpose.VIEWS, start, start + size, (views.copies, *noise_of_one), device, step)
         rows = views(trunk, x, torch.zeros(size, dtype=torch.long, device=device), noise).flatten(0, 1)
         with torch.inference_mode():
             done = start + present - records.start
             features = torch.cat([forward(some) for some in rows.split(_ROWS_AT_ONCE)])  # type: ignore[no-untyped-call]
             return done, torch.unflatten(features, 0, (size, views.count))[:present]
 
-    forwards = [_prepared(copy.deepcopy(trunk), shape, precision) for _ in range(workers)]
+    forwards = [_prepared(copy.deepcopy(trunk), seen, precision) for _ in range(workers)]
     for done, features in parallel_map(forwards, work, range(records.start, records.stop, size)):
         stored[done - len(features) : done] = features
         tell(done, len(records))

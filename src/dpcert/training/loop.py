@@ -22,20 +22,20 @@ from ..gradients.choose import choose
 from ..gradients.engine import Clip
 from ..gradients.memory import default_physical_batch, keep_freed_memory
 from ..interrupts import stop_requests
-from ..methods import Method
+from ..methods import Method, view_shape
 from ..models.check import check_model
 from ..models.parts import ALL, head_name
 from ..models.spec import public_weights_of, spec_of
 from ..models.weights import refuse_same_images
 from ..privacy.accounting import compose
 from ..privacy.ledger import Ledger
-from ..privacy.mechanism import STEPS_PER_BLOCK, EarlierPhase, Mechanism, Plan, make_plan
+from ..privacy.mechanism import STEPS_PER_BLOCK, EarlierPhase, Mechanism, Plan, as_trial, make_plan
 from ..privacy.statement import Statement, state
 from ..progress import Progress, silent
 from ..rounding import ceil_text
 from ..scale.world import ALONE, World
 from ..store.runs import RunDirectory
-from ..views import SmoothAdv
+from ..views import ADVERSARIAL
 from ..workers import worker_count
 from .curve import COARSER
 from .features import PRECISIONS, ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
@@ -68,10 +68,11 @@ class Run:
 
 
 def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = ALL) -> Plan:
-    """Return the plan: a function of public numbers only."""
+    """Return the plan: a function of public numbers only. A trial of a charged search has its own budget."""
     assert data.size is not None and data.classes is not None
+    selection, target = settings.search.selection, settings.privacy.epsilon
     *earlier, last = phases_of(settings, data.size, trains, adversarial=is_adversarial(method))
-    return make_plan(
+    plan = make_plan(
         dataset_size=data.size,
         size_given=data.size_given,
         classes=data.classes,
@@ -82,7 +83,7 @@ def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = AL
         steps=last.steps if last.trains_the_head_first else None,
         clip=method.clip_rule,
         clip_norm=last.clip_norm,
-        epsilon=settings.privacy.epsilon,
+        epsilon=target if selection is None else settings.search.trial_epsilon,
         delta=settings.privacy.delta,
         input_shape=data.input_shape,
         trains=last.trains,
@@ -90,11 +91,12 @@ def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = AL
             EarlierPhase(phase.trains, phase.batch_size, phase.steps, phase.clip_norm, phase.budget or 0.0) for phase in earlier
         ],
     )
+    return plan if selection is None else as_trial(plan, selection, target)
 
 
 def is_adversarial(method: Method) -> bool:
     """Return whether the views depend on the model that is trained."""
-    return isinstance(method.views, SmoothAdv)
+    return method.views.name in ADVERSARIAL
 
 
 def fit(
@@ -223,9 +225,10 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
     stored = _head_on_features(training, begun, progress) if isinstance(asked.keys, HeadConfig) else None
     model, images, method, first = stored or (training.model, data.x_train, training.method, 0)
     rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
-    inputs = tuple(images.shape[2:] if stored else images.shape[1:])
+    inputs = tuple(images.shape[2:]) if stored else view_shape(method.views, model, tuple(images.shape[1:]))
+    network = method.network(model)
     workers, checkpointing = worker_count(next(model.parameters()).device), settings.gradients.checkpointing and not stored
-    engines = choose(settings.gradients.engine, model, method.loss, inputs, workers, checkpointing)
+    engines = choose(settings.gradients.engine, network, method.loss, inputs, workers, checkpointing)
     context = StepContext(
         model,
         images,
@@ -241,6 +244,7 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
         world=begun.world,
         workers=begun.world.total(len(engines)),
         first_stored=first,
+        network=None if network is model else network,
     )
     differs_on_a_rank = begun.world.any(not small_parts_change_no_bit(context))  # all ranks must split a batch alike
     return replace(context, small_parts=not differs_on_a_rank)
@@ -297,6 +301,8 @@ class _SpentSoFar:
             self._private = plan.target_epsilon is not None and state(self._ledger).private
         if plan.target_epsilon is None or not self._private:
             return "inf"
+        if plan.selection is not None:  # the budget of the whole search: a trial has none of its own
+            return ceil_text(plan.target_epsilon, 2)
         earlier = self._ledger.earlier
         epsilon = compose([*earlier, *plan.releases(steps)], plan.delta, 1.0 if steps == plan.steps else COARSER)
         return ceil_text(epsilon if earlier else min(epsilon, plan.target_epsilon), 2)  # all steps stay within it

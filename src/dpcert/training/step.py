@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from ..gradients.engine import Clip, ClippedSum, Engine, FirstOnly, empty_sum, trainable
 from ..isolation import dissimilar_rows
-from ..methods import VIEWS, Method, Views
+from ..methods import VIEWS, Method, Views, noise_shape, view_shape
+from ..privacy import noise as dp_noise
+from ..privacy.clipping import BatchMean
 from ..privacy.mechanism import Mechanism
 from ..rng import POSITIONS_PER_BLOCK, Purpose, normal_at_positions
 from ..scale.world import ALONE, World
@@ -52,6 +54,12 @@ class StepContext:
     world: World = ALONE
     workers: int | None = None
     first_stored: int = 0
+    network: nn.Module | None = None  # what the engines differentiate, if it has more outputs than the model
+
+    @property
+    def differentiated(self) -> nn.Module:
+        """What the engines differentiate: it has the parameters of the model."""
+        return self.model if self.network is None else self.network
 
     @property
     def batch_size(self) -> int:
@@ -79,8 +87,20 @@ def private_step(context: StepContext, step: int) -> Tensor:
     share = _unless_a_rank_stops(context, lambda: clipped_sum(context, batch, step, context.physical_batch))
     clipped = context.world.sum(share)
     gradient = context.world.from_first(lambda: context.mechanism.release(clipped, step), like=clipped.value)
+    if isinstance(context.method.clip_rule, BatchMean):
+        gradient = _clipped_mean(context, context.method.clip_rule, gradient, step)
     _descend(context, gradient)
     return gradient
+
+
+def _clipped_mean(context: StepContext, rule: BatchMean, mean: Tensor, step: int) -> Tensor:
+    """Return what SecureSGD as published (not private) uses: the mean gradient, clipped as a whole and noised for C / B."""
+    parameters = list(trainable(context.model).values())
+    parts = torch.split(mean, [parameter.numel() for parameter in parameters])
+    shaped = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+    clipped = torch.cat([tensor.flatten() for tensor in rule.of_mean(shaped, context.clip.norm)])
+    charged = ClippedSum(clipped, context.clip.norm / context.batch_size, clipped[:0])  # far less than one record moves it
+    return dp_noise.add(charged, rule.noise, context.mechanism.key, step)
 
 
 def _unless_a_rank_stops(context: StepContext, compute: Callable[[], ClippedSum]) -> ClippedSum:
@@ -157,14 +177,14 @@ def _clipped_sum_of(context: StepContext, engine: Engine, indices: Tensor, part:
         for values, places in ((context.images, indices - context.first_stored), (context.labels, indices))
     )
     views = x if context.stored_views else _views_of_part(context, x, labels, part, step)
-    clipped = engine(context.model, context.method.loss, views, labels, FirstOnly(context.clip, len(indices)))
+    clipped = engine(context.differentiated, context.method.loss, views, labels, FirstOnly(context.clip, len(indices)))
     return ClippedSum(clipped.value, clipped.sensitivity, clipped.norms[: len(indices)])
 
 
 def _views_of_part(context: StepContext, x: Tensor, labels: Tensor, part: Part, step: int) -> Tensor:
     """Return the views of one part; their noise depends on the positions in the batch, not on how it is split."""
     views_of = context.method.views_at(context.mechanism.plan.epochs_after(step))
-    shape, key = (views_of.copies, *x.shape[1:]), context.mechanism.key
+    shape, key = (views_of.copies, *noise_shape(views_of, context.model, tuple(x.shape[1:]))), context.mechanism.key
     noise = normal_at_positions(key, Purpose.VIEWS, part.start, part.start + part.size, shape, x.device, step)
     return views_of_each(views_of, context.model, x, labels, noise)
 
@@ -220,14 +240,16 @@ def small_parts_change_no_bit(context: StepContext) -> bool:
     large, small = _part_sizes(replace(context, small_parts=True), context.physical_batch)
     device = next(context.model.parameters()).device
     generator = torch.Generator().manual_seed(0)
-    shape = context.images.shape[2:] if context.stored_views else context.images.shape[1:]
+    shape: tuple[int, ...] = context.images.shape[2:]
+    if not context.stored_views:
+        shape = view_shape(context.method.views, context.model, tuple(context.images.shape[1:]))
     views = torch.rand((large, context.method.views.count, *shape), generator=generator).to(device)
     labels = torch.zeros(large, dtype=torch.long, device=device)
 
     def norms(engine: Engine, part: Part) -> Tensor:
         padded = torch.zeros((part.size, *views.shape[1:]), device=device)
         padded[: part.stop - part.start] = views[part.start : part.stop]
-        clipped = engine(context.model, context.method.loss, padded, labels[: part.size], context.clip)
+        clipped = engine(context.differentiated, context.method.loss, padded, labels[: part.size], context.clip)
         return clipped.norms[: part.stop - part.start]
 
     if large == small:
@@ -250,7 +272,8 @@ def check_views(views: Views, model: nn.Module, input_shape: tuple[int, ...]) ->
     """Refuse views that mix examples: changing one row must not change any bit of another row's views."""
     device = next(model.parameters()).device
     x = dissimilar_rows(input_shape).to(device)
-    noise = torch.randn((len(x), views.copies, *input_shape), generator=torch.Generator().manual_seed(0)).to(device)
+    shape = (len(x), views.copies, *noise_shape(views, model, input_shape))
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     labels = torch.zeros(len(x), dtype=torch.long, device=device)
     before = views(model, x, labels, noise)
     alike = before.shape[:2] == (len(x), views.count)
