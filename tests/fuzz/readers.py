@@ -146,8 +146,9 @@ def _npy_seeds(folder: Path) -> list[bytes]:
 def _png_seeds(folder: Path) -> list[bytes]:
     seeds = []
     for mode, shape in (("L", (8, 8)), ("RGB", (8, 8, 3)), ("RGBA", (8, 8, 4))):
-        file = io.BytesIO()
-        Image.fromarray(np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8), mode).save(file, "PNG")
+        file, pixels = io.BytesIO(), np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
+        pixels[..., 3:] = 255 if mode == "RGBA" else pixels[..., 3:]  # opaque: transparent pictures are refused
+        Image.fromarray(pixels, mode).save(file, "PNG")
         seeds.append(file.getvalue())
     return seeds
 

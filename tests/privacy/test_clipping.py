@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcert.privacy.clipping import CLIP_RULES, Automatic, Flat, NoClip, Psac
+from dpcert.privacy.unbounded import UNBOUNDED
 
 RULES = [Flat(), Psac(), Psac(r=1e-9), Automatic(), Automatic(gamma=1e-9)]
 NORMS = st.one_of(st.floats(0, 1e300), st.sampled_from([0.0, 5e-324, 1e-40, 1e-12, 0.1, 0.1 * (1 + 2**-52), 1e38, 1.7e308]))
@@ -55,7 +56,9 @@ def test_flat_leaves_short_gradients_alone():
 
 
 def test_no_clip_has_no_bound():
-    assert math.isinf(NoClip().sensitivity(0.1)) and set(CLIP_RULES) == {"flat", "psac", "automatic", "none"}
+    without = {name for name, rule in CLIP_RULES.items() if math.isinf(rule.sensitivity(0.1))}
+    assert without == {NoClip.name, "batchmean", "unperturbed"} and without < set(UNBOUNDED)
+    assert set(CLIP_RULES) - set(UNBOUNDED) == {"flat", "psac", "automatic"}
 
 
 @pytest.mark.parametrize("make", [lambda: Psac(r=0.0), lambda: Automatic(gamma=-1.0), lambda: Psac(r=math.nan)])

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from ..data.dataset import Dataset
 from ..errors import BudgetError, ConfigError
 from ..privacy.selection import Curve, Selection, merged
+from ..privacy.unbounded import UNBOUNDED
 from ..runs.config import Config
 from ..training.loop import plan_for
 from ..training.settings import SearchConfig
@@ -61,7 +62,7 @@ def _correction(ratio: float) -> float:
 def _of_each_cost(base: Config, space: Space) -> Iterator[Config]:
     for setting in space.corners(COST_KEYS):
         config = space.apply(base, setting)
-        if config.build_method().clip_rule.name == "none":
+        if config.build_method().clip_rule.name in UNBOUNDED:
             raise ConfigError(f"{space.origin}: method {config.method.name} is not private; with --charge leave it out")
         yield config
 
