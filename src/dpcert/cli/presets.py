@@ -22,10 +22,13 @@ def presets() -> None:
 
     cifar10 trains the head of the backbone only. --set model.train=last:2,norms adds a second phase that trains more layers.
 
+    The last six methods are the systems that the paper compares with; mnist and cifar10 have presets for them.
+
     sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 
     Example:  dpcert run mnist/dp-gaussian --sigma 0.25
     """
+    from ..privacy.unbounded import UNBOUNDED
     from ..runs import presets as p
     from ..runs.resolve import resolve
     from ._show import print_table
@@ -35,8 +38,9 @@ def presets() -> None:
     for method in dict.fromkeys(name.split("/")[1] for name in configs):
         of_method = [config for name, config in configs.items() if name.split("/")[1] == method]
         built = of_method[0].build_method()
-        epsilons = {"inf" if built.clip_rule.name == "none" else f"{config.privacy.epsilon:g}" for config in of_method}
-        cells = [_steps(configs[f"{dataset}/{method}"]) for dataset in p.DATASETS]
+        epsilons = {"inf" if built.clip_rule.name in UNBOUNDED else f"{config.privacy.epsilon:g}" for config in of_method}
+        names = [f"{dataset}/{method}" for dataset in p.DATASETS]
+        cells = [_steps(configs[name]) if name in configs else "-" for name in names]
         rows.append((method, " or ".join(sorted(epsilons)), str(built.views.copies), *cells))
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
@@ -77,10 +81,11 @@ def _shortened(methods: list[str]) -> list[str]:
 def _phases(config: Config) -> str:
     """The phases that the preset runs, and K; a method without noisy views has K = 0 in every family."""
     from ..training.phases import phases_of
+    from ..views import ADVERSARIAL
 
     head, main = config.head, f"{config.model.train} {_steps(config)}, K {config.method.copies}"
     steps = f"{head.steps} full-batch steps" if head.batch_size is None else f"{head.steps} steps of {head.batch_size}"
     first = f"head {head.optimizer} {head.learning_rate:g}, {steps}, K {head.copies}"
-    adversarial = config.method.smoothadv_steps is not None
+    adversarial = config.build_method().views.name in ADVERSARIAL
     phases = phases_of(config.settings(), config.train.batch_size, config.model.train, adversarial=adversarial)
     return "; then ".join(first if phase.trains_the_head_first else main for phase in phases)
