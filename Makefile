@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RAY_STAMP := $(VENV)/.installed-ray
+PAGE_STAMP := $(VENV)/.installed-page
 JOBS ?= auto
 SEEDS ?= 1 2 3
 
-.PHONY: run demo docs wheel test test-random test-cluster test-all mutants guarantees check bench install lock help
+.PHONY: run demo docs wheel test test-random test-cluster test-serve test-page test-all mutants guarantees check bench install lock help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -20,7 +21,7 @@ install: $(STAMP) ## make .venv and install what constraints.txt pins
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,fast,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,fast,serve,docs]'
 	touch $(STAMP)
 
 run: $(STAMP)    ## train DP-Gaussian on MNIST at (3, 1e-5), certify 500 test images, write the report
@@ -54,6 +55,19 @@ $(RAY_STAMP): $(STAMP)
 test-cluster: $(RAY_STAMP) ## the tests of the executors, with a Ray cluster of three nodes on this machine; installs Ray (240 MB)
 	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_cluster.py tests/scale/test_executors.py tests/scale/test_session.py tests/scale/test_tasks.py
 
+test-serve: $(STAMP) ## the tests of the service, then 10,000 hostile requests and 10 minutes of load on loopback
+	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/serve
+	$(BIN)/python -m tests.serve.load
+
+$(PAGE_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[page]'
+	touch $(PAGE_STAMP)
+
+test-page: $(PAGE_STAMP) ## the page of dpcert serve in Chromium, and the demo that runs in it; installs Chromium and npm if it may
+	@{ command -v chromium && command -v npm; } > /dev/null || apt-get install --yes --no-install-recommends chromium nodejs npm || \
+	{ echo 'make test-page needs Chromium, Node.js and npm; install them first (Debian: apt-get install chromium nodejs npm)'; exit 2; }
+	$(BIN)/python -m pytest -n 0 -r s -m "slow or not slow" tests/serve/page tests/serve/test_demo.py
+
 test-all: $(STAMP) ## also the slow statistical and fault tests and the mutants; then writes docs/guarantees.md
 	rm -f build/evidence.jsonl
 	status=0; \
@@ -84,6 +98,7 @@ bench: $(STAMP)  ## the benchmarks, as JSON and tables in benchmarks/results
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.shards
 	$(BIN)/python -m benchmarks.ranks
+	$(BIN)/python -m benchmarks.serve
 
 lock: $(RAY_STAMP) ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -v '^dpcert' > constraints.txt

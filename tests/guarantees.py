@@ -35,6 +35,7 @@ PROMISES = {
     "D17": "phases: one ledger composes all phases to the stated epsilon",
     "D18": "ranks: any number of them gives the same ledger and weights; a killed rank loses and double-charges nothing",
     "D19": "engines on pretrained models: isolation, sensitivity and equality with the reference",
+    "D20": "charged tuning: the winner's epsilon covers the whole search, and nothing else of the search is released",
     "D21": "mixing models: refused, and past the check one record still moves the sum by at most C",
     "D22": "warm starts: weights that have seen the records never get a finite epsilon that ignores it",
     "C1": "coverage of certificates at alpha = 0.001",
@@ -54,6 +55,7 @@ PROMISES = {
     "S3": "archives are read member by member with caps; hostile members are refused",
     "S4": "an unknown or ill-typed config key is an error that names it",
     "S6": "released files hold no byte of a key; key files are 0600",
+    "S7": "service: hostile requests get documented answers, 0 restarts, memory flat; fresh noise per request",
     "S8": "a link in a run directory is never followed; what it leads to is untouched",
     "fuzz": "readers: only the documented error, bounded memory and time",
 }
@@ -70,6 +72,7 @@ FALSE_ALARMS = {
     "C3": "5e-4",
     "C5": "1e-6 a threshold",
     "C8": "5e-5",
+    "S7": "2e-6",
 }
 
 AUDITS = 150  # of D10: ten private methods and five twins, ten seeds each

@@ -10,6 +10,13 @@ class Progress(Protocol):
         """Show `done` of `total`."""
 
 
+class EventHandler(Protocol):
+    """Called with each event; `passing` marks a status line that the next one replaces."""
+
+    def __call__(self, text: str, *, passing: bool = False) -> None:
+        """Show it."""
+
+
 def silent(done: int, total: int, **facts: str) -> None:
     """Show nothing."""
 

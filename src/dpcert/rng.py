@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     AUDIT = 10
     ANALYSIS = 11
     ATTACK = 12
+    SEARCH = 13
 
 
 def secret_key() -> bytes:

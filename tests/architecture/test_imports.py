@@ -46,13 +46,15 @@ RANK = {
     "report": 6,
     "release": 8,
     "paper": 8,
+    "tuning": 8,
+    "serve": 8,
     "cli": 9,
     "__init__": 10,
     "__main__": 10,
 }
 # These import no file of their own folder, whatever else changes: each can be read, tested and audited alone.
 PILLARS = (
-    *("privacy/accounting", "privacy/clipping", "privacy/noise", "privacy/sampling"),
+    *("privacy/accounting", "privacy/clipping", "privacy/noise", "privacy/sampling", "privacy/selection"),
     *("gradients/engine", "gradients/parts"),
     *("certification/bank", "certification/bounds", "certification/sequence"),
     *("analysis/correlate", "analysis/input_gradient", "analysis/input_hessian", "analysis/layers", "analysis/lipschitz"),
@@ -99,8 +101,10 @@ JOINED_FOLDERS = {
     "report",
     "release",
     "paper",
+    "tuning",
     "cli",
     "scale",
+    "serve",
 }  # nothing but joints; cycles are refused there too
 
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpcert.models.cnn import cnn, lenet
 from dpcert.models.resnet import ResNet
 
 SHAPE, CLASSES = (3, 16, 16), 4
@@ -129,6 +130,12 @@ VISION = {
     "resnet, last stage and head": lambda: resnet("stage3", "head"),
     "resnet, norms": lambda: resnet("norm"),
     "resnet, head": lambda: resnet("head"),
+    "resnet, two stages": lambda: frozen_statistics(ResNet(SHAPE, CLASSES, 4, (2, 3))),
+    "cnn, wide": lambda: cnn(SHAPE, CLASSES, width=2),
+    "cnn, group norm": lambda: cnn(SHAPE, CLASSES, norm="group", pool="average"),
+    "cnn, plain norm and front": lambda: cnn(SHAPE, CLASSES, norm="plain", blur=0.7, input_scale=0.6),
+    "lenet": lambda: lenet(SHAPE, CLASSES),
+    "lenet, average": lambda: lenet(SHAPE, CLASSES, pool="average", norm="none"),
 }
 
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SPACES = sorted(EXAMPLES.glob("*.toml"))
 EXPECTED = {  # what a user must see at the end
     "custom_data": r"report: runs/custom-data/report\.html",
     "custom_model": r"report: runs/custom-model/report\.html",
@@ -58,5 +59,16 @@ def test_a_notebook_is_committed_without_outputs(notebook):
 
 def test_the_list_names_every_example():
     listed = re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text())
-    assert sorted(listed) == sorted(path.name for path in [*SCRIPTS, *NOTEBOOKS])
+    assert sorted(listed) == sorted(path.name for path in [*SCRIPTS, *NOTEBOOKS, *SPACES])
     assert {path.stem for path in SCRIPTS} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+def test_a_space_can_be_searched_with_the_preset_that_it_names(path):
+    from dpcert.runs.resolve import resolve
+    from dpcert.tuning.space import read_space
+
+    base = resolve(re.search(r"dpcert tune (\S+)", path.read_text()).group(1), {})
+    space = read_space(path, base)
+    drawn = [space.apply(base, setting) for setting in space.distinct_draws(bytes(32), 40)]
+    assert len(drawn) == 40 and all(config.build_method() and config.model_spec().bare((1, 28, 28), 10) for config in drawn)

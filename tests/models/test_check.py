@@ -91,6 +91,6 @@ def test_pooling_before_tanh_is_the_paper_to_the_bit():
 def test_small_images_and_unknown_models():
     with pytest.raises(ModelError, match="at least 16 x 16"):
         dpcert.build_model("cnn", input_shape=(1, 12, 12))
-    with pytest.raises(ModelError, match="choose one of: cnn, linear"):
+    with pytest.raises(ModelError, match="choose one of: cnn, lenet, linear"):
         dpcert.build_model("resnet")
     assert dpcert.build_model("cnn", input_shape=(3, 16, 16), classes=7)(torch.zeros(1, 3, 16, 16)).shape == (1, 7)

@@ -5,6 +5,7 @@ of the wrong scale, a condition that is not looked at. `python -m tests.mutants.
 """
 
 from tests.mutants.mutant import Mutant as Mutant
+from tests.mutants.page import PAGE
 from tests.mutants.wider import WIDER
 
 CLIPPING, LEDGER = "tests/privacy/test_clipping.py", "tests/privacy/test_ledger.py"
@@ -17,12 +18,63 @@ LOSSES, SMOOTHADV = "tests/test_losses.py", "tests/views/test_smoothadv.py"
 BOUNDS, SMOOTH = "tests/certification/test_bounds.py", "tests/certification/test_smooth.py"
 HEADS = "tests/certification/test_heads.py"
 PHASES = "tests/training/test_phases.py"
+SELECTION, CHARGED = "tests/privacy/test_selection.py", "tests/tuning/test_charged.py"
 WORLD, RANKS, RANK_FAULTS = "tests/scale/test_world.py", "tests/scale/test_ranks.py", "tests/scale/test_faults.py"
 ALIKE = f"{RANKS}::test_the_number_of_ranks_changes_neither_ledger_nor_weights"
 SWEEP, SEQUENCE = "tests/certification/test_sweep.py", "tests/statistical/test_sequence.py"
 ONE_POINT = f"{ACCOUNTING}::test_between_the_optimistic_and_the_pessimistic_bound[0.7-0.01-100-1e-05]"
 
 MUTANTS = [
+    # charged searches
+    Mutant(
+        "privacy/statement.py",
+        "if ledger.selection is None:\n        return accounting",
+        "if True:\n        return accounting",
+        (f"{SELECTION}::test_the_statement_of_a_selected_trial_covers_the_search",),
+        "the winner of a search states what its own training costs",
+    ),
+    Mutant(
+        "privacy/selection.py",
+        "one_trial = np.max(",
+        "one_trial = np.min(",
+        (f"{SELECTION}::test_settings_of_different_cost_are_charged_by_the_pointwise_maximum",),
+        "a search is charged as if all trials had the cheapest settings",
+    ),
+    Mutant(
+        "privacy/selection.py",
+        "curves = {*self.curves, merged(own)}",
+        "curves = {*self.curves}",
+        (f"{SELECTION}::test_settings_of_different_cost_are_charged_by_the_pointwise_maximum",),
+        "a trial that the search does not list is not charged",
+    ),
+    Mutant(
+        "privacy/mechanism.py",
+        "if own not in selection.curves:",
+        "if False:",
+        (f"{SELECTION}::test_a_trial_must_be_listed_and_within_the_budget",),
+        "a trial releases more than its search announced",
+    ),
+    Mutant(
+        "tuning/charged.py",
+        "if not self.resumed():",
+        "if True:",
+        (f"{CHARGED}::test_the_winner_is_the_best_trial_itself_and_not_a_retrained_one",),
+        "a killed search draws another number of trials",
+    ),
+    Mutant(
+        "tuning/charged.py",
+        '{**metrics, "certification": [], "timing": {}}',
+        "metrics",
+        (f"{CHARGED}::test_nothing_but_the_winner_leaves_the_private_folder",),
+        "the score of the winner, which depends on records that epsilon does not cover, is released",
+    ),
+    Mutant(
+        "training/provenance.py",
+        "if private and ledger.selection is None else None",
+        "if private else None",
+        (f"{CHARGED}::test_training_the_winner_further_is_not_private",),
+        "further training of a winner is charged for one trial instead of the search",
+    ),
     # clipping
     Mutant(
         "privacy/clipping.py",
@@ -661,6 +713,20 @@ MUTANTS = [
         "steps charged with the noise of another phase",
     ),
     Mutant(
+        "models/folding.py",
+        "or len(source.users) > 1 or calls[source.target] > 1",
+        "or len(source.users) > 9",
+        ("tests/models/test_folding.py::test_a_folded_model_computes_the_same",),
+        "a BatchNorm is folded into a convolution that has another use",
+    ),
+    Mutant(
+        "training/features.py",
+        "[forward(some) for some in rows.split(_ROWS_AT_ONCE)]",
+        "[forward(some - some.mean()) for some in rows.split(_ROWS_AT_ONCE)]",
+        (f"{PHASES}::test_passes_folding_and_precision_change_features_by_rounding_only",),
+        "the features of a record depend on the records of the same pass",
+    ),
+    Mutant(
         "training/features.py",
         "normal_at_positions(key, Purpose.VIEWS, start, start + size",
         "normal_at_positions(key, Purpose.VIEWS, 0, size",
@@ -689,6 +755,7 @@ MUTANTS = [
         "a run resumed from other weights than its ledger names",
     ),
     *WIDER,
+    *PAGE,
     # ranks
     Mutant(
         "training/step.py",

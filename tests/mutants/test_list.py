@@ -34,7 +34,8 @@ def test_every_folder_of_the_sources_has_mutants():
 def test_a_mutant_still_applies_and_names_tests_that_exist(mutant):
     text = (ROOT / "src" / "dpcert" / mutant.file).read_text(encoding="utf-8")
     assert text.count(mutant.old) == 1 and mutant.new not in (mutant.old, "")
-    ast.parse(text.replace(mutant.old, mutant.new))
+    if mutant.file.endswith(".py"):
+        ast.parse(text.replace(mutant.old, mutant.new))
     for test in mutant.tests:
         file, name = test.split("::")
         functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}

@@ -54,6 +54,8 @@ ROUNDING = "tests/test_rounding.py"
 RUNNER = "tests/paper/test_runner.py"
 SCHEDULES = "tests/training/test_schedules.py"
 SECRETS = "tests/security/test_secrets.py"
+SERVE, SERVE_TURNS = "tests/serve/test_service.py", "tests/serve/test_turns.py"
+SERVE_LIMITS, SERVE_COMMAND = "tests/serve/test_limits.py", "tests/serve/test_command.py"
 SESSION = "tests/scale/test_session.py"
 SETTINGS = "tests/training/test_settings.py"
 SMOOTH = "tests/certification/test_smooth.py"
@@ -1045,5 +1047,54 @@ WIDER = [
         'facts["clip_rule"] != "none",',
         (f"{PRIOR_SYSTEMS}::test_as_published_trains_and_says_that_it_is_not_private",),
         "a clipped batch mean passes for clipped gradients",
+    ),
+    Mutant(
+        "serve/model.py",
+        "ticket, tell, secret_key()",
+        "ticket, tell, bytes(32)",
+        (f"{SERVE}::test_equal_requests_have_different_noise",),
+        "a client can learn the noise of the service and adapt an image to it",
+    ),
+    Mutant(
+        "serve/turns.py",
+        "self._waiting.popleft()",
+        "self._waiting.pop()",
+        (f"{SERVE_TURNS}::test_requests_take_turns_in_the_order_of_asking",),
+        "the request that waits longest is served last",
+    ),
+    Mutant(
+        "serve/turns.py",
+        "if self.in_progress >= self.limit:",
+        "if self.in_progress > self.limit:",
+        (f"{SERVE_TURNS}::test_a_desk_admits_no_more_than_its_limit_and_counts_threads_not_clients",),
+        "the queue has no limit that holds",
+    ),
+    Mutant(
+        "serve/guard.py",
+        'self._digest) and scheme.lower() == "bearer"',
+        'self._digest) or scheme.lower() == "bearer"',
+        (f"{SERVE_LIMITS}::test_the_key_is_asked_for_everywhere_but_the_page_and_health",),
+        "any key opens the service",
+    ),
+    Mutant(
+        "serve/gallery.py",
+        "if wanted is None and (run.config.data.path or run.has_given_data):",
+        "if wanted is None and run.has_given_data:",
+        (f"{SERVE_COMMAND}::test_test_images_of_custom_data_are_shown_only_if_asked_for",),
+        "test images of private data are shown to everyone",
+    ),
+    Mutant(
+        "runs/open.py",
+        "sha256_hex(stored), shape",
+        "sha256_hex(read_file(directory.model)), shape",
+        (f"{SERVE_LIMITS}::test_the_digest_is_of_the_bytes_that_were_loaded",),
+        "answers name another model than the one that gave them",
+    ),
+    Mutant(
+        "runs/predict.py",
+        "if picture.mode not in _MODES or _is_transparent(picture):",
+        "if _is_transparent(picture):",
+        ("tests/serve/test_bodies.py::test_pictures_that_eight_bits_would_change_are_refused",),
+        "a 16-bit picture is clipped to white and certified",
     ),
 ]

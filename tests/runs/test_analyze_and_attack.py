@@ -178,8 +178,8 @@ def test_half_finished_of_other_data_or_from_a_newer_version(command, run, finis
     assert "'dpcert-2', this version reads 'dpcert-1'; it is from a newer version" in refused(capsys, command, run)
     (run / "model.safetensors").write_bytes(whole["model.safetensors"])
     events = [json.loads(line)["data"] for line in whole["ledger.jsonl"].decode().splitlines()]
-    (run / "ledger.jsonl").write_bytes(chained([{**events[0], "format": 3}, *events[1:]]))
-    assert "this version reads up to 2: made by a newer version" in refused(capsys, command, run)
+    (run / "ledger.jsonl").write_bytes(chained([{**events[0], "format": 4}, *events[1:]]))
+    assert "this version reads up to 3: made by a newer version" in refused(capsys, command, run)
     assert Ledger.load(finished / "ledger.jsonl").is_closed
     (run / "ledger.jsonl").write_bytes(b"".join(whole["ledger.jsonl"].splitlines(keepends=True)[:-1]))
     assert "not finished" in refused(capsys, command, run)

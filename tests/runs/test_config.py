@@ -78,11 +78,28 @@ def test_certification_has_the_sigma_of_the_views_unless_one_is_given():
 @pytest.mark.parametrize("name", presets.names())
 def test_every_preset_resolves_and_reads_itself_back(name, tmp_path):
     config = resolve(name, {})
-    assert config.build_method().name == name.split("/")[1]
+    assert config.build_method().name == name.split("/")[1] or name.endswith("/best")
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml())
     assert resolve(str(path), {}) == config
-    assert default_out(config).name == name.replace("/", "-")
+    assert default_out(config, name).name == name.replace("/", "-")
+
+
+@pytest.mark.parametrize("dataset", presets.WITH_BEST)
+def test_the_best_preset_is_a_method_of_the_paper_with_more_settings(dataset):
+    config, sigmas = resolve(f"{dataset}/best", {}), [0.25, 0.5, 1.0]
+    plain = resolve(f"{dataset}/{config.method.name}", {})
+    assert config.method == plain.method and config != plain and config.privacy == plain.privacy
+    assert (config.data, config.certify) == (plain.data, plain.certify)
+    for sigma in sigmas:
+        at = resolve(f"{dataset}/best", {"method.sigma": sigma})
+        assert at.certification_sigma == sigma and at.build_method() is not None
+
+
+def test_the_views_may_have_more_noise_than_the_certificate():
+    config = resolve("mnist/dp-gaussian", {"method.sigma": 0.5, "method.sigma_scale": 1.2})
+    assert config.build_method().views.sigma == 0.6 and config.certification_sigma == request_of(config).how.sigma == 0.5
+    assert "sigma_scale = 1.2" in config.to_toml() and "sigma_scale" not in resolve("mnist/dp-gaussian", {}).to_toml()
 
 
 def test_any_combination_can_be_written():

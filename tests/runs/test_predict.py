@@ -24,7 +24,7 @@ from dpcert.runs.predict import predict_files, read_images
 from dpcert.runs.resolve import read_config
 from dpcert.store.runs import RunDirectory
 from dpcert.training import lifecycle
-from dpcert.training.state import read_model
+from dpcert.training.state import parse_model, read_model
 from tests.conftest import blobs
 
 ROOT = Path(__file__).parents[2]
@@ -79,11 +79,11 @@ def test_any_order_of_the_tensors_gives_the_same_answers(own, tmp_path, monkeypa
     answers = set()
     for turn in (lambda names: names, lambda names: names[::-1], lambda names: sorted(names, key=len)):
 
-        def shuffled(path, turn=turn):
-            tensors, facts = read_model(path)
+        def shuffled(stored, origin, turn=turn):
+            tensors, facts = parse_model(stored, origin)
             return {name: tensors[name] for name in turn(sorted(tensors))}, facts
 
-        monkeypatch.setattr(opening, "read_model", shuffled)
+        monkeypatch.setattr(opening, "parse_model", shuffled)
         run = opening.open_run(own)
         answers.add(str(run.model(torch.ones(1, 1, 8, 8)).tolist()))
         assert predict_files(own, [image_file(tmp_path, 8, 8)], sigma=None, n=20, alpha=0.001)

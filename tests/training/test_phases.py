@@ -9,7 +9,7 @@ from torch import nn
 
 import dpcert
 from dpcert.cli import main
-from dpcert.errors import BudgetError, LedgerError
+from dpcert.errors import BudgetError, ConfigError, LedgerError
 from dpcert.gradients.vmap import per_example_gradients
 from dpcert.interrupts import Interrupted
 from dpcert.privacy.accounting import GaussianSteps, compose
@@ -17,9 +17,10 @@ from dpcert.privacy.clipping import Flat
 from dpcert.privacy.ledger import Ledger
 from dpcert.privacy.mechanism import EarlierPhase, make_plan
 from dpcert.rng import Purpose, key_from_seed, normal_at_positions
+from dpcert.sections import SPEED_ONLY, validated
 from dpcert.training import curve, features, loop
 from dpcert.training.phases import phases_of
-from dpcert.training.settings import Settings
+from dpcert.training.settings import HeadConfig, Settings
 from tests.training.knobs import BASE, DATA, METHOD, files, small_blocks
 from tests.training.test_resume_all import Crash, crash_after, stop_after
 
@@ -206,6 +207,52 @@ def test_a_record_changes_its_own_features_only(eight_records_at_a_time):
     rest = torch.arange(24) != 5
     assert torch.equal(before[rest], after[rest]) and not torch.equal(before[5], after[5])
     assert torch.equal(before[:23], stored(DATA.x_train[:23]))  # nor does their number
+
+
+class Residual(nn.Module):
+    """A convolution with BatchNorm and a shortcut, then the head: its trunk is proven, folded and runs in passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Linear(3, 5)
+        self.norm.running_mean.fill_(0.3)
+        self.norm.running_var.fill_(0.5)
+
+    def forward(self, x):
+        return self.head(torch.relu(x + self.norm(self.conv(x))).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_passes_folding_and_precision_change_features_by_rounding_only(monkeypatch, precision, tolerance):
+    monkeypatch.setattr(features, "_ROWS", 32)
+    monkeypatch.setattr(features, "_ROWS_AT_ONCE", 12)
+    model, method, key = Residual().eval(), features.method_of_head_phase(METHOD, 3), key_from_seed(0, "test")
+
+    def stored(images):
+        trunk = features.trunk_of(model, method, (1, 4, 4))
+        device = torch.device("cpu")
+        return features.stored_features(trunk, images, method, key, 7, device, 1, lambda *_: None, precision=precision)
+
+    noise = normal_at_positions(key, Purpose.VIEWS, 0, len(DATA.x_train), (3, 1, 4, 4), torch.device("cpu"), 7)
+    views = method.views(model, DATA.x_train, DATA.y_train, noise)
+    model.head, head = nn.Identity(), model.head
+    expected = model(views.flatten(0, 1)).unflatten(0, views.shape[:2])
+    model.head = head
+    found = stored(DATA.x_train)
+    assert found.dtype == torch.float32 and torch.allclose(
+        found, expected, atol=tolerance * float(expected.detach().abs().max())
+    )
+    other = DATA.x_train.clone()
+    other[5] = 1.0 - other[5]
+    rest = torch.arange(24) != 5
+    assert torch.equal(found[rest], stored(other)[rest]) and torch.equal(found[:23], stored(DATA.x_train[:23]))
+
+
+def test_the_precision_of_features_is_a_setting_that_resume_compares():
+    assert "precision" not in HeadConfig(steps=3).stated() and HeadConfig(steps=3, precision="bfloat16").stated()["precision"]
+    assert "precision" not in HeadConfig.keys_marked(SPEED_ONLY)
+    with pytest.raises(ConfigError, match=r"head\.precision is 'float16'"):
+        validated(Settings, {"head": {"precision": "float16"}}, "test")
 
 
 def test_the_head_phase_takes_the_step_of_the_whole_model(monkeypatch):

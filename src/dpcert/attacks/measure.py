@@ -27,6 +27,10 @@ def _silent(ascents: int) -> None:
     """Do nothing."""
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class Images:
     """Test images with their labels and indices."""
@@ -60,9 +64,21 @@ class SmoothedTarget:
         integer_in("--n", self.votes, 1, 10**7)
 
 
-def perturbed(model: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int = 0) -> Tensor:
-    """Return where one start of an attack on the base model ends: at the first wrong class, or after the last step."""
-    return _ascent(_prepared(model), images, how, strength, key, start, None)[0]
+def perturbed(
+    model: nn.Module,
+    images: Images,
+    how: Attack,
+    strength: float,
+    key: bytes,
+    start: int = 0,
+    smoothing: SmoothedTarget | None = None,
+    between: Callable[[], None] = _nothing,
+) -> Tensor:
+    """Return where one start of an attack ends: on the base model at the first wrong class, otherwise after the last step.
+
+    With `smoothing` it attacks the smoothed classifier. `between` is called between two steps; what it raises ends the attack.
+    """
+    return _ascent(_prepared(model), images, how, strength, key, start, smoothing, between)[0]
 
 
 def base_right(
@@ -132,7 +148,14 @@ def smoothed_right(
 
 
 def _ascent(
-    target: nn.Module, images: Images, how: Attack, strength: float, key: bytes, start: int, smoothing: SmoothedTarget | None
+    target: nn.Module,
+    images: Images,
+    how: Attack,
+    strength: float,
+    key: bytes,
+    start: int,
+    smoothing: SmoothedTarget | None,
+    between: Callable[[], None] = _nothing,
 ) -> tuple[Tensor, Tensor]:
     """Return where one ascent ends, and whether the base model was correct at each point that the attack tries.
 
@@ -145,6 +168,7 @@ def _ascent(
     ends, right = moved.clone(), torch.ones(len(x), dtype=torch.bool, device=device)
     for number in range(how.steps + 1):
         if number > 0:
+            between()
             part = _NOISE_PARTS + start * how.steps + number - 1
             noise = _no_noise(moved) if smoothing is None else _noises(target, smoothing, x, images.indices, key, part)
             moved = ball.step(x, moved, _slope(target, moved, labels, noise), strength, how.step(strength))

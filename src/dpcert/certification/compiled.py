@@ -69,18 +69,47 @@ def compile_rest(cut: SplitModel, features: Tensor) -> Compiled | None:
 
 def compile_whole(model: nn.Module, x: Tensor, sigma: float) -> Compiled | None:
     """``rows [n, ...] -> logits`` by ONNX Runtime, or None. `model` must keep rows apart; `x` are some inputs."""
-    rows = x[torch.arange(_ROWS) % len(x)]
-    rows = rows + sigma * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    rows = _noisy(x, sigma)
     try:
-        whole = _compiled(model, {"rows": rows[:3]}, WHOLE_INPUTS)
-        if whole is None:
-            return None
+        whole = _correct(model, rows)
         with torch.inference_mode():
-            right = all(agree(whole(rows[:n]), model(rows[:n])) for n in _BATCHES) and _rows_stay_apart(whole, rows)
-            usable = right and _is_fast(whole, model, rows)
+            usable = whole is not None and _is_fast(whole, model, rows)
     except Exception:  # what the exporter or the runtime cannot do is run by PyTorch
         return None
     return whole if usable else None
+
+
+def whole_graph(model: nn.Module, x: Tensor, sigma: float) -> bytes:
+    """Return the ONNX graph ``rows [n, ...] -> logits``, for another runtime. Its logits agree with PyTorch's up to rounding.
+
+    `model` must keep rows apart; `x` are some inputs.
+    """
+    try:
+        whole = _correct(model, _noisy(x, sigma))
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"the model cannot be exported to ONNX ({why}); use operations that torch.onnx supports") from error
+    if whole is None:
+        raise ModelError(
+            "the model as an ONNX graph does not compute what it computes in PyTorch, or onnxruntime is missing; "
+            "install it with: pip install 'dpcert[fast]'"
+        )
+    return whole.graph
+
+
+def _noisy(x: Tensor, sigma: float) -> Tensor:
+    rows = x[torch.arange(_ROWS) % len(x)]
+    return rows + sigma * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+
+
+def _correct(model: nn.Module, rows: Tensor) -> Compiled | None:
+    """Return the compiled model; None if it differs from PyTorch, mixes rows, or ONNX Runtime is not installed."""
+    whole = _compiled(model, {"rows": rows[:3]}, WHOLE_INPUTS)
+    if whole is None:
+        return None
+    with torch.inference_mode():
+        right = all(agree(whole(rows[:n]), model(rows[:n])) for n in _BATCHES) and _rows_stay_apart(whole, rows)
+    return whole if right else None
 
 
 def load_compiled(graph: bytes, inputs: Sequence[str]) -> Compiled:

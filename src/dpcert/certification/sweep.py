@@ -27,7 +27,7 @@ from .laws import OnImages, Smoothing, law_for, whitened
 from .metrics import Estimate, average_certified_radius, certified_accuracy, largest_radius
 from .request import Request
 from .smooth import Counter
-from .votes import OneInput, Voter
+from .votes import FreshVotes, OneInput, Voter
 
 _NO_LABEL = -2  # neither a class nor "abstain"
 _CHECKED_BYTES = 64 << 20  # of inputs at a time
@@ -182,6 +182,13 @@ class SmoothedClassifier:
             radius=radius,
             alpha=alpha,
         )
+
+    def ready(self, x: Tensor) -> list[FreshVotes]:
+        """Prepare for inputs like `x` in a service: return counters that last, one per worker, each for one thread at a time.
+
+        Every answer must use its own secret key: ``counter.with_key(secret_key())``.
+        """
+        return self._voter.lasting(check_inputs(x), secret_key())
 
     def counters(self, x: Tensor, request: Request, key: bytes) -> AbstractContextManager[list[Counter]]:
         """Return counters for the inputs `x`, one per worker; their noise is a function of `key`."""

@@ -28,6 +28,7 @@ from .smooth import Counter
 
 TIE_TOLERANCE = 2.0**-16  # relative to the largest logit; float32 rounding stays below it, a sixth of it in the backbone
 _LOGITS_KEPT = 1 << 20  # 4 MB; counting chunk by chunk would be slower
+ALWAYS_WORTH_COMPILING = 10**12  # votes
 WORTH_COMPILING = 2.0  # seconds of votes; compiling takes about one and saves half of them
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk fits in a core's cache; other devices need large chunks
 
@@ -82,6 +83,10 @@ class FreshVotes:
                 yield forward(torch.add(x, noise, alpha=self.sigma))
 
         return tally(chunks(), heads_in(self.model))
+
+    def with_key(self, key: bytes) -> "FreshVotes":
+        """Return the same counter with other noise; it shares the model."""
+        return FreshVotes(self.model, self.sigma, key, self.batch, self._forward)
 
 
 class BankVotes:
@@ -230,6 +235,16 @@ class Voter:
                 workers = range(worker_count(self.device))
                 counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch, compiled) for _ in workers]
             yield counters
+
+    def lasting(self, x: Tensor, key: bytes) -> list[FreshVotes]:
+        """Return counters for inputs like `x` that last, one per worker: compiled in any case, with fresh noise only."""
+        with torch.inference_mode():
+            self._check(x)
+            compiled, shape = self._compiled_if_worth_it(x, ALWAYS_WORTH_COMPILING), tuple(x.shape[1:])
+            models = [copy.deepcopy(self.model) for _ in range(worker_count(self.device))]
+            forwards = [compiled or each_vote_alone(model, shape) for model in models]
+            pairs = zip(models, forwards, strict=True)
+            return [FreshVotes(model, self.sigma, key, self.batch, forward) for model, forward in pairs]
 
     def _check(self, x: Tensor) -> None:
         """Check once per shape: the model must accept the inputs, return logits, and not mix the noisy copies."""

@@ -92,6 +92,23 @@ Processes = Annotated[
         show_default="1",
     ),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(help="Number of tasks to run in parallel.", show_default="1; with --on ray what the nodes can hold"),
+]
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="processes|ray[://HOST:PORT]",
+        help="Where to run: processes of this machine, or a Ray cluster. All nodes must see the folder of the runs at the same "
+        "path. ray alone uses the cluster in RAY_ADDRESS, or starts Ray on this machine.",
+    ),
+]
+CpusPerTask = Annotated[
+    int | None, typer.Option(help="Cores of each task.", show_default="the cores of this machine / jobs; with --on ray 1")
+]
+GpusPerTask = Annotated[int, typer.Option(help="GPUs of each task. 1 or more runs on CUDA, 0 on the CPU.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(

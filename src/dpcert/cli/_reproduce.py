@@ -1,10 +1,7 @@
 """The steps of ``dpcert reproduce``: find out what the grid needs, run what is missing, show the results."""
 
-import contextlib
 import shlex
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,13 +28,11 @@ from ..paper.grid import (
 from ..paper.pieces import Piece, check_examples, check_request, check_results, holds_rows_only, missing
 from ..paper.published import NEEDS_CROSSVIT
 from ..paper.result_index import Place, ResultIndex
-from ..paper.runner import EventHandler, Failure, Runner
+from ..paper.runner import Failure, Runner
 from ..paper.targets import ALL, LOGS
 from ..scale.placement import PROCESSES, Placement
 from ..store.runs import RunDirectory
-from ._show import print_table
-
-_SECONDS_BETWEEN_LINES = 60.0
+from ._show import event_printer, print_table
 
 
 @dataclass(frozen=True)
@@ -141,36 +136,11 @@ def do_missing(request: Request, *, dry_run: bool) -> list[Failure]:
     typer.echo(f"{len(chains)} of {len(needs)} runs are incomplete; about {left} {pace}", err=True)
     if dry_run:
         return []
-    with _event_printer() as print_event, request.place.open(request.results / LOGS, print_event) as executor:
+    with event_printer() as print_event, request.place.open(request.results / LOGS, print_event) as executor:
         wanted = {pieces[0].cell for pieces in chains}
         resources = request.place.resources
         runner = Runner(request.results, request.examples, executor, resources, request.estimator, print_event)
         return runner.run([need for need in in_order(request.targets, request.datasets) if need.cell in wanted])
-
-
-@contextlib.contextmanager
-def _event_printer() -> Iterator[EventHandler]:
-    """Print each event as a line. Progress is one line that updates in place, or a line per minute without a terminal."""
-    due = [0.0]
-
-    if sys.stderr.isatty():
-        from rich.console import Console
-
-        console = Console(stderr=True, highlight=False, markup=False)
-        with console.status("") as status:
-
-            def live(text: str, *, passing: bool = False) -> None:
-                status.update(text) if passing else console.print(text)
-
-            yield live
-        return
-
-    def lines(text: str, *, passing: bool = False) -> None:
-        if not passing or time.monotonic() >= due[0]:
-            due[0] = time.monotonic() + _SECONDS_BETWEEN_LINES if passing else due[0]
-            print(text, file=sys.stderr, flush=True)
-
-    yield lines
 
 
 def show(request: Request, figures: Path | None, markdown: Path | None) -> None:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..progress import Progress, silent
+from ..progress import EventHandler, Progress, silent
 from ..scale.environment import writes_output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BETWEEN_STATUS_LINES = 60.0
 
 
 @contextlib.contextmanager
@@ -56,6 +57,31 @@ def progress_bar(label: str, unit: str) -> Iterator[Progress]:
         yield show
     finally:
         bar.stop()
+
+
+@contextlib.contextmanager
+def event_printer() -> Iterator[EventHandler]:
+    """Print each event as a line. Progress is one line that updates in place, or a line per minute without a terminal."""
+    due = [0.0]
+
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False, markup=False)
+        with console.status("") as status:
+
+            def live(text: str, *, passing: bool = False) -> None:
+                status.update(text) if passing else console.print(text)
+
+            yield live
+        return
+
+    def lines(text: str, *, passing: bool = False) -> None:
+        if not passing or time.monotonic() >= due[0]:
+            due[0] = time.monotonic() + _SECONDS_BETWEEN_STATUS_LINES if passing else due[0]
+            print(text, file=sys.stderr, flush=True)
+
+    yield lines
 
 
 def _lines(label: str, unit: str) -> Progress:

@@ -35,7 +35,10 @@ from . import (
     report,
     reproduce,
     run,
+    serve,
     train,
+    trial,
+    tune,
     verify,
 )
 from ._options import show_help_without_command
@@ -53,6 +56,8 @@ app.command("run", rich_help_panel=TRAIN)(run.run)
 app.command("train", rich_help_panel=TRAIN)(train.train)
 app.command("certify", rich_help_panel=TRAIN)(certify.certify)
 app.command("pretrain", rich_help_panel=TRAIN)(pretrain.pretrain)
+app.command("tune", rich_help_panel=TRAIN)(tune.tune)
+app.command("trial", hidden=True)(trial.trial)
 app.command("predict", rich_help_panel=INSPECT)(predict.predict)
 app.command("attack", rich_help_panel=INSPECT)(attack.attack)
 app.command("analyze", rich_help_panel=INSPECT)(analyze.analyze)
@@ -62,6 +67,7 @@ app.command("account", rich_help_panel=INSPECT)(account.account)
 app.command("audit", rich_help_panel=INSPECT)(audit.audit)
 app.command("verify", rich_help_panel=SHARE)(verify.verify)
 app.command("export", rich_help_panel=SHARE)(export.export)
+app.command("serve", rich_help_panel=SHARE)(serve.serve)
 app.command("methods", rich_help_panel=LIST)(methods.methods)
 app.command("presets", rich_help_panel=LIST)(presets.presets)
 app.add_typer(data.app, name="data", rich_help_panel=LIST)

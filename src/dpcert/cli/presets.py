@@ -22,30 +22,32 @@ def presets() -> None:
 
     cifar10 trains the head of the backbone only. --set model.train=last:2,norms adds a second phase that trains more layers.
 
-    The last six methods are the systems that the paper compares with; mnist and cifar10 have presets for them.
+    DATASET/best is not a method of the paper but the recipe with the best certificates that we know.
 
     sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 
     Example:  dpcert run mnist/dp-gaussian --sigma 0.25
     """
+    from ..methods import METHODS
     from ..privacy.unbounded import UNBOUNDED
     from ..runs import presets as p
     from ..runs.resolve import resolve
     from ._show import print_table
 
-    configs = {name: resolve(name, {}) for name in p.names()}
+    configs = {name: resolve(name, {}) for name in p.method_names() if name.split("/")[1] in METHODS}
     rows = []
     for method in dict.fromkeys(name.split("/")[1] for name in configs):
         of_method = [config for name, config in configs.items() if name.split("/")[1] == method]
         built = of_method[0].build_method()
         epsilons = {"inf" if built.clip_rule.name in UNBOUNDED else f"{config.privacy.epsilon:g}" for config in of_method}
-        names = [f"{dataset}/{method}" for dataset in p.DATASETS]
-        cells = [_steps(configs[name]) if name in configs else "-" for name in names]
+        cells = [_steps(configs[f"{dataset}/{method}"]) for dataset in p.DATASETS]
         rows.append((method, " or ".join(sorted(epsilons)), str(built.views.copies), *cells))
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
-    typer.echo(f"A preset is DATASET/METHOD: dpcert run fashion-mnist/psac (delta: {deltas})")
-    typer.echo("Cells: optimizer, learning rate/batch size/epochs. K: noisy copies per image.")
+    best = ", ".join(f"{dataset}/{p.BEST}" for dataset in p.WITH_BEST)
+    typer.echo(f"A preset is DATASET/METHOD, or {best}")
+    typer.echo(f"For {' and '.join(p.WITH_PRIOR)} also the systems that the paper quotes: dpcert methods")
+    typer.echo(f"Cells: optimizer, learning rate/batch size/epochs. K: noisy copies. delta: {deltas}")
     for family in p.FINE_TUNED:
         text = _family(family, {name.split("/")[1]: c for name, c in configs.items() if name.startswith(f"{family}/")})
         typer.echo(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..paper.targets import RESULTS
+from . import _options as o
 
 
 def reproduce(
@@ -29,23 +30,10 @@ def reproduce(
         ),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder with the run directories.")] = RESULTS,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Number of tasks to run in parallel.", show_default="1; with --on ray what the nodes can hold"),
-    ] = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            metavar="processes|ray[://HOST:PORT]",
-            help="Where to run: processes of this machine, or a Ray cluster. All nodes must see the --results folder at the "
-            "same path. ray alone uses the cluster in RAY_ADDRESS, or starts Ray on this machine.",
-        ),
-    ] = "processes",
-    cpus_per_task: Annotated[
-        int | None, typer.Option(help="Cores of each task.", show_default="the cores of this machine / jobs; with --on ray 1")
-    ] = None,
-    gpus_per_task: Annotated[int, typer.Option(help="GPUs of each task. 1 or more runs on CUDA, 0 on the CPU.")] = 0,
+    jobs: o.Jobs = None,
+    on: o.On = "processes",
+    cpus_per_task: o.CpusPerTask = None,
+    gpus_per_task: o.GpusPerTask = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would run, and show the stored results; run nothing.")
     ] = False,

@@ -37,7 +37,7 @@ def run(
         set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
     )
     config = resolve(source, chosen, typer.echo)
-    folder = out or default_out(config)
+    folder = out or default_out(config, source)
     train_and_print(config, folder, o.factory_of(model), world)
     world.wait()  # until rank 0 has written the model
     with o.opened(folder, model, data, o.own_device(world, config.train.device)) as loaded:

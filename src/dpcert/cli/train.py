@@ -49,7 +49,7 @@ def train(
         set_, model=model, data=data, sigma=sigma, epsilon=epsilon, delta=delta, seed=seed, device=device, examples=examples
     )
     config = resolve(source, chosen, typer.echo)
-    train_and_print(config, out or default_out(config), o.factory_of(model), world)
+    train_and_print(config, out or default_out(config, source), o.factory_of(model), world)
 
 
 def train_and_print(config: Config, folder: Path, factory: Factory | None, world: World) -> None:

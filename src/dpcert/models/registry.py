@@ -1,6 +1,6 @@
 """Built-in models by name."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -18,16 +18,12 @@ def build_model(
     seed: int | None = None,
     weights: str | None = None,
     train: str = "all",
-    input_size: int | None = None,
-    system: str | None = None,
-    noise: float | None = None,
-    noise_weights: str | Sequence[float] | None = None,
+    **settings: Any,
 ) -> nn.Module:
     """A model by name. `seed` fixes the initialization without changing the global generator.
 
     `weights` are public weights to start from: the name of a packaged file or the path of a ``.safetensors`` file. `train`
-    selects the parameters to train: all, head, last:N, norms, biases or a pattern of their names. `input_size` is the size
-    that some models resize images to. `system` is pixeldp, securesgd, stobatch or denoiser: noise of standard deviation `noise`
-    inside the model (with the relative variances `noise_weights` of the channels), or a denoiser in front of it.
+    selects the parameters to train: all, head, last:N, norms, biases or a pattern of their names. `settings` are the other keys
+    of the config section ``[model]``: those of the architecture, for example ``width=2``, or a `system` with its `noise`.
     """
-    return ModelSpec(name, weights, train, input_size, system, noise, noise_weights).build(input_shape, classes, seed=seed)
+    return ModelSpec(name, weights, train, **settings).build(input_shape, classes, seed=seed)

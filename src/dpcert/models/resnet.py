@@ -64,11 +64,13 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A 4 x 4 stem of stride 2, three stages of two blocks, the mean over positions, fixed feature scaling, a linear head.
 
+    `stages` are those whose means the head sees, in increasing order: (2, 3) is 6 instead of 4 times the width.
+
     BatchNorm statistics are computed in pretraining only: private training uses the model in evaluation mode, where
     BatchNorm is a fixed affine map of each channel.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], classes: int, width: int) -> None:
+    def __init__(self, input_shape: tuple[int, int, int], classes: int, width: int, stages: tuple[int, ...] = (3,)) -> None:
         super().__init__()
         channels, height, side = input_shape
         if min(height, side) < _SMALLEST_SIDE:
@@ -82,14 +84,18 @@ class ResNet(nn.Module):
         self.stage1 = nn.Sequential(Block(width, width, 1), Block(width, width, 1))
         self.stage2 = nn.Sequential(Block(width, 2 * width, 2), Block(2 * width, 2 * width, 1))
         self.stage3 = nn.Sequential(Block(2 * width, 4 * width, 2), Block(4 * width, 4 * width, 1))
-        self.standardize = Standardize(4 * width)
-        self.head = nn.Linear(4 * width, classes)
+        self.stages = stages
+        count = sum(width * 2 ** (stage - 1) for stage in stages)
+        self.standardize = Standardize(count)
+        self.head = nn.Linear(count, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """The mean over positions of the last stage, ``[n, 4 * width]``."""
-        x = F.relu(self.stem_norm(self.stem(self.normalize(x))))
-        x = self.stage3(self.stage2(self.stage1(x)))
-        return x.mean(dim=(2, 3))
+        """The means over positions of the chosen stages, by default the last one: ``[n, 4 * width]``."""
+        first = self.stage1(F.relu(self.stem_norm(self.stem(self.normalize(x)))))
+        second = self.stage2(first)
+        outputs = {1: first, 2: second, 3: self.stage3(second)}
+        means = [outputs[stage].mean(dim=(2, 3)) for stage in self.stages]
+        return means[0] if len(means) == 1 else torch.cat(means, dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[n, classes]`` of images in [0, 1]."""
@@ -98,8 +104,18 @@ class ResNet(nn.Module):
 
 
 WIDTHS = {"resnet-32": 32, "resnet-48": 48}
+STAGES = {"1": 1, "2": 2, "3": 3}
 
 
-def resnet(name: str, input_shape: tuple[int, int, int], classes: int) -> ResNet:
+def resnet(name: str, input_shape: tuple[int, int, int], classes: int, stages: str = "3") -> ResNet:
     """A backbone by name. Its number is the width of the first stage; the next stages are two and four times as wide."""
-    return ResNet(input_shape, classes, WIDTHS[name]).eval()  # only pretraining computes new statistics
+    # only pretraining computes new statistics
+    return ResNet(input_shape, classes, WIDTHS[name], stages_of(stages)).eval()
+
+
+def stages_of(text: str) -> tuple[int, ...]:
+    """The stages of ``model.stages``: ``"2,3"`` is (2, 3)."""
+    found = tuple(STAGES.get(word.strip(), 0) for word in text.split(","))
+    if found != tuple(sorted(set(found))) or 0 in found or 3 not in found:
+        raise ModelError(f"model.stages is {text!r}, must be 3, 2,3 or 1,2,3: stages in increasing order, with the last one")
+    return found

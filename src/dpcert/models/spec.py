@@ -1,8 +1,10 @@
 """ModelSpec: which model, which public weights it starts from, and which of its parameters train."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +14,11 @@ from ..errors import ModelError
 from .architectures import MODELS
 from .factory import Factory, Shape, build_custom
 from .parts import ALL, freeze_others
+from .resnet import stages_of
 from .systems import DENOISER, as_system
-from .weights import PublicWeights, load_public, read_weights
+from .weights import PublicWeights, load_public, read_weights, with_statistics_of
 
+_SETTINGS = ("input_size", "width", "pool", "norm", "blur", "input_scale", "stages")
 _SPEC, _PUBLIC = "dpcert_spec", "dpcert_public"
 
 
@@ -32,12 +36,24 @@ class ModelSpec:
     system: str | None = None
     noise: float | None = None
     noise_weights: str | Sequence[float] | None = None
+    width: int | None = None
+    pool: str | None = None
+    norm: str | None = None
+    blur: float | None = None
+    input_scale: float | None = None
+    stages: str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the architecture that have a value."""
+        return {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
 
     def build(self, input_shape: Shape, classes: int, *, seed: int | None = None, factory: Factory | None = None) -> nn.Module:
         """Build the model ready for private training: public weights loaded, other parameters frozen, statistics fixed."""
         public = None if self.weights is None else read_weights(self.weights)
         if public is not None:
             _refuse_other_input_size(public, self)
+            public = public if self.stages is None else with_statistics_of(public, stages_of(self.stages))
         model = self._network(input_shape, classes, seed=seed, factory=factory)
         if public is not None:
             load_public(model, public)
@@ -68,14 +84,17 @@ class ModelSpec:
         if factory is not None:
             return build_custom(factory, input_shape, classes, seed)
         build = MODELS[one_of("model.name", self.name, MODELS, error=ModelError)]
-        size = {} if self.input_size is None else {"input_size": self.input_size}
+        settings = self.settings
+        unknown = [name for name in settings if name not in _settings_of(build)]
+        if unknown:
+            raise ModelError(f"model.{unknown[0]} is set, but model {self.name} has no such setting; remove it")
         with _seeded(seed):
-            try:
-                return build(input_shape, classes, **size)
-            except TypeError as error:
-                if size and "input_size" in str(error):
-                    raise ModelError(f"model.input_size is set, but {self.name} takes images as they are; remove it") from error
-                raise
+            return build(input_shape, classes, **settings)
+
+
+def _settings_of(build: Callable[..., nn.Module]) -> set[str]:
+    """The names of the settings that an architecture takes."""
+    return set(inspect.signature(build).parameters) & set(_SETTINGS)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,33 @@ def parse_weights(data: bytes, name: str) -> PublicWeights:
     except (ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"model.weights {name} has a damaged model card ({error}); use an undamaged file") from error
     return PublicWeights(name, sha256_hex(data), described, tensors, card, tuple(map(str, sketch)))
+
+
+def with_statistics_of(weights: PublicWeights, stages: tuple[int, ...]) -> PublicWeights:
+    """Return packaged weights with the feature statistics of more stages than the last, computed on the same public images.
+
+    scripts/stage_statistics.py made the file; it names the weights it belongs to.
+    """
+    if stages == (3,):
+        return weights
+    if weights.name not in PACKAGED:
+        raise ModelError(
+            f"model.stages needs feature statistics, which {weights.name} has for its last stage only; leave it out"
+        )
+    name = f"{weights.name}-stages"
+    data = resources.files(__package__).joinpath(f"pretrained/{name}.safetensors").read_bytes()
+    more = parse_weights(data, name)
+    if more.card.get("weights_sha256") != weights.sha256:
+        raise ModelError(f"{name} belongs to other weights than {weights.name}; install dpcert again")
+    last = {kind: weights.tensors[f"standardize.{kind}"] for kind in ("mean", "scale")}
+    joined = {
+        f"standardize.{kind}": torch.cat(
+            [more.tensors[f"stage{stage}.{kind}"] for stage in stages if stage != 3] + [last[kind]]
+        )
+        for kind in last
+    }
+    named = f"{weights.name} (statistics of stages {', '.join(map(str, stages))}: SHA-256 {more.sha256[:16]}...)"
+    return replace(weights, name=named, tensors={**weights.tensors, **joined})
 
 
 def load_public(model: nn.Module, weights: PublicWeights) -> None:

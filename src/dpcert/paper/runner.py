@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ..errors import BusyError, DpcertError, RunError
+from ..progress import EventHandler
 from ..scale.tasks import Executor, Outcome, Pending, Resources, Task
 from ..store.runs import RunDirectory
 from .estimate import Estimator, as_words
@@ -19,13 +19,6 @@ from .pieces import Piece, holds_rows_only, missing_of
 from .targets import LOGS
 
 _ON_A_GPU = "cuda"
-
-
-class EventHandler(Protocol):
-    """Called with each event; `passing` marks a status line that the next one replaces."""
-
-    def __call__(self, text: str, *, passing: bool = False) -> None:
-        """Show it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ class Runner:
         for need in list(waiting):
             if len(self._running) >= slots:
                 return
-            if need.cell in taken or self._is_busy(need.cell):  # in use, perhaps by a child of a killed session
+            if need.cell in taken or self._directory(need.cell).is_busy:  # in use, perhaps by a child of a killed session
                 taken.add(need.cell)  # a later part of the cell must not run first
                 continue
             waiting.remove(need)
@@ -142,9 +135,7 @@ class Runner:
                     self._estimator.note(running.piece, outcome.seconds)
                 self._on_event(f"done: {running.piece} in {as_words(outcome.seconds)}")
                 unfinished.append(running.need)
-            elif outcome.error == BusyError.__name__ or self._is_busy(
-                running.piece.cell
-            ):  # another session uses the cell: wait
+            elif outcome.error == BusyError.__name__ or self._directory(running.piece.cell).is_busy:  # another session: wait
                 unfinished.append(running.need)
             else:
                 self._failures.append(Failure(running.piece, reason))
@@ -161,15 +152,8 @@ class Runner:
             return str(error)
         return "it ended without doing its work" if running.piece in self._pieces[running.need] else None
 
-    def _is_busy(self, cell: Cell) -> bool:
-        directory = RunDirectory(self._results / cell.name)
-        if not directory.path.is_dir():
-            return False
-        try:
-            with directory.locked():
-                return False
-        except RunError:
-            return True
+    def _directory(self, cell: Cell) -> RunDirectory:
+        return RunDirectory(self._results / cell.name)
 
     def _status(self) -> str:
         now = time.monotonic()

@@ -21,9 +21,12 @@ from ..errors import LedgerError
 from ..store.chain import GENESIS, REMEDY, digest_of, entry_of, lines_of
 from ..store.durable import canonical_json, read_file, write_atomically
 from .accounting import GaussianSteps
+from .selection import Selection
 
-ONE_PHASE, SEVERAL_PHASES = 1, 2  # formats: the first line of a ledger of format 2 lists the `phases` of the plan
-NEWEST_FORMAT = SEVERAL_PHASES
+# Formats: the first line of format 2 lists the `phases` of the plan, that of format 3 has a `repeat_and_select` event (and may
+# list phases).
+ONE_PHASE, SEVERAL_PHASES, SELECTED = 1, 2, 3
+NEWEST_FORMAT = SELECTED
 # Values of `initial_weights` in the first line (absent in older ledgers): not known to depend on the records, trained on them
 # with the `earlier` steps, or trained on them without privacy.
 ASSUMED_INDEPENDENT, TRAINED_BEFORE, NOT_PRIVATE = "assumed independent of the records", "trained before", "not private"
@@ -102,6 +105,12 @@ class Ledger:
             if event["event"] == "authorise":
                 yield GaussianSteps(event["noise_multiplier"], event["sampling_probability"], event["steps"])
 
+    @property
+    def selection(self) -> Selection | None:
+        """The charged search that this run is the best trial of, from the first line; None if there is none."""
+        facts = self.opening
+        return Selection.from_facts(facts["repeat_and_select"]) if "repeat_and_select" in facts else None
+
     def contains(self, head: str) -> bool:
         """Return whether a line of this ledger has the hash `head`."""
         return any(json.loads(line)["hash"] == head for line in self._lines)
@@ -110,7 +119,7 @@ class Ledger:
         """Write the first line; `facts` state the plan."""
         if self._events:
             raise LedgerError("the ledger is already open")
-        self._append({"event": "open", "format": SEVERAL_PHASES if "phases" in facts else ONE_PHASE, **facts})
+        self._append({"event": "open", "format": _format_of(facts), **facts})
 
     def authorise(self, first_step: int, steps: int, noise_multiplier: float, sampling_probability: float) -> None:
         """Charge the steps first_step .. first_step + steps - 1, durably, before any of them runs."""
@@ -196,8 +205,10 @@ class Ledger:
             )
         try:
             if first:
-                in_order = kind == "open" and event["format"] == (SEVERAL_PHASES if "phases" in event else ONE_PHASE)
+                in_order = kind == "open" and event["format"] == _format_of(event)
                 _check_phases(event)
+                if "repeat_and_select" in event:
+                    Selection.from_facts(event["repeat_and_select"])
                 for block in event.get("earlier", ()):
                     GaussianSteps(**block)
             elif kind == "authorise":
@@ -205,10 +216,17 @@ class Ledger:
                 in_order = not self.is_closed and event["first_step"] == self.steps_authorised
             else:
                 in_order = kind == "close" and not self.is_closed and event["steps"] == self.steps_authorised
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"{where} is not a valid event: {error}; {REMEDY}") from error
         if not in_order:
             raise LedgerError(f"{where} has an event out of order; {REMEDY}")
+
+
+def _format_of(opening: Mapping[str, Any]) -> int:
+    """Return the format of a ledger: the oldest that has all facts of its first line, so that older runs keep their bytes."""
+    if "repeat_and_select" in opening:
+        return SELECTED
+    return SEVERAL_PHASES if "phases" in opening else ONE_PHASE
 
 
 def _check_phases(opening: Event) -> None:

@@ -11,7 +11,7 @@ Guarantee: the sequence of releases is (epsilon, delta)-DP under adding or remov
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..errors import BudgetError, ConfigError
 from . import accounting, noise, sampling
 from .clipping import ClipRule
 from .ledger import Ledger
+from .selection import Selection, merged
 from .unbounded import UNBOUNDED
 
 STEPS_PER_BLOCK = 100
@@ -76,6 +77,7 @@ class Plan:
     delta: float
     input_shape: list[int] | None = None
     phases: tuple[Phase, ...] = ()  # empty: all steps are alike
+    selection: Selection | None = None  # the charged search that this is a trial of
 
     @property
     def sampling_probability(self) -> float:
@@ -183,6 +185,20 @@ def make_plan(
     )
 
 
+def as_trial(plan: Plan, selection: Selection, target_epsilon: float) -> Plan:
+    """Return the plan of one trial of a charged search, whose best trial is released within `target_epsilon`.
+
+    Guarantee: the search lists the releases of this plan, and its epsilon is at most the target.
+    """
+    own = merged(astuple(event) for event in plan.releases(plan.steps))
+    if own not in selection.curves:
+        raise BudgetError(f"the search does not list a trial with the releases {own}; a setting changes its cost unannounced")
+    spent = selection.epsilon(own, plan.delta)
+    if not spent <= target_epsilon:
+        raise BudgetError(f"the search spends epsilon {spent:.6g}, its budget is {target_epsilon:g}; start the search again")
+    return replace(plan, selection=selection, target_epsilon=float(target_epsilon))
+
+
 def _calibrated(phase: EarlierPhase, epsilon: float, delta: float, dataset_size: int, *, bounded: bool) -> Phase:
     """Return an earlier phase with the noise that spends its share of the budget."""
     finite_in("the budget share of a phase", phase.budget, 0.0, 1.0, open_low=True, open_high=True, error=BudgetError)
@@ -204,6 +220,9 @@ def opening_facts(plan: Plan, *, noise_is_secret: bool) -> dict[str, Any]:
     facts["phases"] = [asdict(phase) for phase in plan.phases]
     if not plan.phases:
         del facts["phases"]
+    del facts["selection"]
+    if plan.selection is not None:
+        facts["repeat_and_select"] = plan.selection.facts
     return {
         **facts,
         "sampling": "poisson",

@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -13,10 +13,13 @@ from ..errors import LedgerError
 from ..rounding import ceil_text
 from . import accounting
 from .ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, Ledger
+from .selection import ACCOUNTANT as SELECTION_ACCOUNTANT
+from .selection import Selection, merged
 from .tradeoff import TradeOff, membership_sentence
 from .unbounded import UNBOUNDED
 
 TUNING = "not charged"  # choosing the best of several runs spends privacy that the ledger of one run cannot record
+CHARGED_TUNING = "charged"  # unless the run is the best trial of a charged search
 SEEN_WITHOUT_PRIVACY = "the initial weights were trained on these records without privacy"
 _LARGEST_MU, _MOST_SETTINGS = 30.0, 8  # limits for a ledger that is accounted for
 _PACKAGES = ("torch", "dp-accounting")  # they compute the weights and epsilon
@@ -51,6 +54,7 @@ class Statement:
     earlier: tuple[accounting.GaussianSteps, ...] = ()  # steps of the initial weights on these records
     phases: tuple[Mapping[str, Any], ...] = ()  # of the plan, if there are several
     public_inputs: tuple[Mapping[str, Any], ...] = ()  # weights and data that epsilon does not cover
+    selection: Selection | None = None  # the charged search that this run is the best trial of
 
     @property
     def short(self) -> str:
@@ -106,7 +110,11 @@ class Statement:
     @property
     def trade_off(self) -> TradeOff | None:
         """Bound on the best possible membership attack; None if the run is not private. Computed on access, cached."""
-        return TradeOff(*accounting.privacy_profile(self.releases)) if self.private else None
+        if not self.private:
+            return None
+        if self.selection is None:
+            return TradeOff(*accounting.privacy_profile(self.releases))
+        return TradeOff(*self.selection.profile(_curve(self.releases[len(self.earlier) :]), _curve(self.earlier)))
 
     @property
     def membership(self) -> str:
@@ -142,6 +150,7 @@ class Statement:
             "sentences": list(self.sentences),
             **({"phases": [dict(phase) for phase in self.phases]} if self.phases else {}),
             **({"public_inputs": [dict(known) for known in self.public_inputs]} if self.public_inputs else {}),
+            **({} if self.selection is None else {"repeat_and_select": self.selection.facts}),
         }
 
 
@@ -156,7 +165,8 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
     relation = facts.get("relation", accounting.RELATION)
     reason = why_not_private(ledger)
     delta, phases = facts["delta"], facts.get("phases", ())
-    epsilon = math.inf if reason else accounting.compose(releases, delta)
+    selection = ledger.selection
+    epsilon = math.inf if reason else _spent(ledger, delta)
     if reason is None and math.isinf(epsilon):
         reason = f"the noise multiplier is below {accounting.SMALLEST_NOISE_MULTIPLIER:g}"
     return Statement(
@@ -177,7 +187,21 @@ def state(ledger: Ledger, versions: Mapping[str, str] | None = None) -> Statemen
         earlier=ledger.earlier,
         phases=tuple({**phase, "sampling_probability": phase["batch_size"] / facts["dataset_size"]} for phase in phases),
         public_inputs=tuple(_public_inputs(facts)),
+        selection=selection,
+        accountant=accounting.ACCOUNTANT if selection is None else SELECTION_ACCOUNTANT,
+        tuning=TUNING if selection is None else CHARGED_TUNING,
     )
+
+
+def _spent(ledger: Ledger, delta: float) -> float:
+    """Return epsilon of everything that was released: of the whole search, if the run is its best trial."""
+    if ledger.selection is None:
+        return accounting.compose(ledger.releases(), delta)
+    return ledger.selection.epsilon(_curve(ledger.own_releases()), delta, _curve(ledger.earlier))
+
+
+def _curve(releases: Iterable[accounting.GaussianSteps]) -> tuple[tuple[float, float, int], ...]:
+    return merged(astuple(release) for release in releases)
 
 
 def state_of_file(data: bytes, origin: str) -> Statement:
@@ -214,6 +238,7 @@ def why_not_private(ledger: Ledger) -> str | None:
     """Return the first condition for a finite epsilon that the ledger does not meet; None if it meets all."""
     facts, releases = _checked(ledger.opening), list(ledger.releases())
     planned = [facts["noise_multiplier"], *(phase["noise_multiplier"] for phase in facts.get("phases", ()))]
+    planned += [] if ledger.selection is None else [block[0] for curve in ledger.selection.curves for block in curve]
     relation = facts.get("relation", accounting.RELATION)
     conditions = {
         UNBOUNDED.get(facts["clip_rule"], ""): facts["clip_rule"] not in UNBOUNDED,
@@ -277,10 +302,22 @@ def _conditions(facts: Any, ledger: Ledger) -> list[str]:
         conditions.append(f"The {facts['held_out']} held-out validation records are not covered by epsilon.")
     if facts["delta"] * size >= 1:
         conditions.append(f"delta is not below 1/N = {1 / size:.2g}: such a promise is weak.")
-    conditions.append("Choosing settings by looking at several runs is not charged.")
+    if ledger.selection is None:
+        conditions.append("Choosing settings by looking at several runs is not charged.")
+    else:
+        conditions += _about(ledger.selection)
     if not ledger.is_closed:
         conditions.append("The run is not finished; steps are charged a block at a time, before they run.")
     return conditions
+
+
+def _about(selection: Selection) -> list[str]:
+    law = f"{selection.law} law, mean {selection.mean:g}"
+    return [
+        f"The model is the best of a random number of trials ({law}); epsilon covers the whole search.",
+        "It holds only if nothing else of the search is released: no other trial, no score, not the number of trials.",
+        "Other searches and other runs on these records are not charged.",
+    ]
 
 
 def installed_versions() -> dict[str, str]:

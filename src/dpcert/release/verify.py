@@ -9,7 +9,7 @@ listed as not checked.
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import PurePath
@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import DpcertError, RunError, VerifyError
 from ..methods import ALL_METHODS
 from ..privacy.ledger import Ledger
+from ..privacy.selection import merged
 from ..privacy.statement import Statement, recorded_versions, state, why_too_costly
 from ..privacy.unbounded import UNBOUNDED
 from ..runs.config import Config, parse_text
@@ -167,6 +168,10 @@ def _plan(evidence: Evidence) -> str:
         stated = (release.noise_multiplier, release.sampling_probability)
         _expect(stated == wanted, f"some steps have noise multiplier and q {stated}, the plan {wanted}")
         done += release.steps
+    selection = evidence.ledger.selection
+    if selection is not None:
+        own = merged(astuple(release) for release in evidence.ledger.own_releases())
+        _expect(own in selection.curves, "the search does not list a trial with these steps")
     last = phases[-1]
     same = all(last[name] == plan[name] for name in ("batch_size", "clip_norm", "noise_multiplier"))
     _expect(same, "the plan does not have the settings of its last phase")
@@ -204,6 +209,9 @@ def _config_and_plan(evidence: Evidence) -> str:
     _expect(
         len(plan.get("phases", [plan])) == len(phases), f"{CONFIG} asks for {len(phases)} phases, the ledger has another number"
     )
+    selection = settings.search.selection
+    if selection is not None or "repeat_and_select" in plan:
+        _expect(selection == evidence.ledger.selection, f"the ledger states another search than {CONFIG}")
     clip = config.method.clip or (row.clip if row is not None else None)
     wanted |= {} if clip is None else {"clip_rule": clip}
     wanted |= {} if config.data.input_shape is None else {"input_shape": config.data.input_shape}
@@ -397,7 +405,7 @@ def _out_of_reach() -> list[Check]:
         "that the noise was secret": "no file can show that nobody copied the key during training",
         "that these steps were what ran": "the trainer wrote the ledger; the code that writes it can be read and tested",
         "that the data were what they are said to be": "the training data is not included",
-        "tuning": "other runs used for tuning leave no trace in this one; the statement says they are not charged",
+        "tuning": "other runs leave no trace in this one; the statement says which search is charged, if any",
         "accuracies and gradient norms of the training curve": "checking them needs the test images and the training gradients",
         "the votes and the clean accuracy": "checking them needs the images; repeat dpcert certify on a copy of the run",
     }

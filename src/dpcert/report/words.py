@@ -50,6 +50,7 @@ _DATASETS = {
 }
 _MODELS = {
     "cnn": "A small convolutional network",
+    "lenet": "A convolutional network (LeNet)",
     "linear": "A linear classifier",
     "resnet-32": "A small residual network",
     "resnet-48": "A residual network",
@@ -62,7 +63,7 @@ _PARTS = {
     "norms": "the scales and shifts of the normalization layers",
     "biases": "the biases",
 }
-_CLASSES = {
+CLASSES = {
     "fashion-mnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
@@ -97,7 +98,7 @@ def run_names(runs: Sequence[RunFacts]) -> list[str]:
 
 def class_name(run: RunFacts, label: int) -> str:
     """The class label, with its name if the data set is a public one that has class names."""
-    words = () if run.setting("data", "path") else _CLASSES.get(run.metrics["dataset"], ())
+    words = () if run.setting("data", "path") else CLASSES.get(run.metrics["dataset"], ())
     return f"{label} ({words[label]})" if 0 <= label < len(words) else str(label)
 
 

@@ -18,7 +18,7 @@ from ..methods import ALL_METHODS, REGULARISERS, VIEWS, Method, combine
 from ..models.spec import ModelSpec
 from ..privacy.clipping import CLIP_RULES
 from ..sections import LARGEST, OPTIONAL, SPEED_ONLY, Section, validated
-from ..training.settings import GradientsConfig, HeadConfig, PrivacyConfig, Settings, TrainConfig
+from ..training.settings import GradientsConfig, HeadConfig, PrivacyConfig, SearchConfig, Settings, TrainConfig
 
 
 class DataConfig(Section):
@@ -40,8 +40,13 @@ class ModelConfig(Section):
 
     `weights` is the name of a packaged file or the path of a .safetensors file. `train` is all, head, last:N, norms, biases, or
     a pattern of parameter names. `input_size` is the size that some models resize images to.
+
     `system` puts noise inside the model, or a denoiser in front of it (see `models.systems`). `noise` is the standard deviation
     of that noise in units of the input, method.sigma by default. `noise_weights` are the relative variances of the channels.
+
+    The other keys are settings of some models: `width` multiplies the channels, `pool` is max or average, `norm` is none, group
+    or plain, `blur` is a fixed low-pass filter (standard deviation in pixels), `input_scale` a constant factor, `stages` those
+    whose features a head sees.
     """
 
     name: str = "cnn"
@@ -51,11 +56,18 @@ class ModelConfig(Section):
     system: str | None = None
     noise: float | None = Field(None, gt=0, le=100)
     noise_weights: str | list[float] | None = None
+    width: int | None = Field(None, ge=1, le=16)
+    pool: str | None = None
+    norm: str | None = None
+    blur: float | None = Field(None, gt=0, le=8)
+    input_scale: float | None = Field(None, gt=0, le=1000)
+    stages: str | None = None
 
 
 class MethodConfig(Section):
     """A named method, or (name = "custom") any combination of views, regulariser and clip.
 
+    `sigma` is the noise of the smoothed classifier. The noisy views have `sigma_scale` times as much.
     Each key after `keep_original` belongs to the part named by its prefix; None means the default of that part.
     """
 
@@ -64,6 +76,7 @@ class MethodConfig(Section):
     regulariser: str | None = None
     clip: str | None = None
     sigma: float = Field(0.5, gt=0, le=100)
+    sigma_scale: Annotated[float, Field(gt=0, le=10), OPTIONAL] = 1.0
     copies: int = Field(2, ge=0, le=1024)
     keep_original: bool = True
     smoothadv_radius: float | None = None
@@ -85,7 +98,7 @@ class MethodConfig(Section):
     @property
     def settings_of_parts(self) -> dict[str, float]:
         """The keys of the parts that have a value."""
-        shared = {"name", "views", "regulariser", "clip", "sigma", "copies", "keep_original"}
+        shared = {"name", "views", "regulariser", "clip", "sigma", "sigma_scale", "copies", "keep_original"}
         return self.model_dump(exclude=shared, exclude_none=True)
 
 
@@ -112,6 +125,7 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     gradients: GradientsConfig = GradientsConfig()
     head: HeadConfig = HeadConfig()
+    search: SearchConfig = SearchConfig()
     certify: CertifyConfig = CertifyConfig()
 
     @property
@@ -132,7 +146,7 @@ class Config(Section):
             parts[part] = word
         return combine(
             **parts,
-            sigma=chosen.sigma,
+            sigma=chosen.sigma * chosen.sigma_scale,
             copies=chosen.copies,
             keep_original=chosen.keep_original,
             name=chosen.name,
@@ -148,7 +162,7 @@ class Config(Section):
 
     def settings(self) -> Settings:
         """The sections that the training loop needs."""
-        return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients, head=self.head)
+        return Settings(train=self.train, privacy=self.privacy, gradients=self.gradients, head=self.head, search=self.search)
 
     def model_spec(self) -> ModelSpec:
         """The model, its public weights and the parameters that train."""

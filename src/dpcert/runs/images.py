@@ -55,17 +55,25 @@ def _certified_images(rows: Path) -> str | None:
 
 
 def _load(config: Config, given: Dataset | Path | str | None) -> tuple[Sequence[np.ndarray], str] | str:
-    if given is None and config.data.path and not exists(Path(config.data.path)):
-        return "the data file is not at the path in config.toml"
-    if given is None and not config.data.path and config.data.name not in SOURCES:
-        return "the data set was passed in Python"
-    if given is None and not config.data.path and missing_files(SOURCES[config.data.name]):
-        return "the data set is not on this machine (download it with dpcert data fetch)"
+    why = unavailable(config) if given is None else None
+    if why is not None:
+        return why
     try:
         data = data_for(config, given)
     except DpcertError:
         return "the data set on this machine cannot be read"
     return _Arrays(data.x_test), images_sha256(data.x_test, data.y_test)
+
+
+def unavailable(config: Config) -> str | None:
+    """Why the data set of a config cannot be read without a download, in words that contain no path; None if it can."""
+    if config.data.path:
+        return None if exists(Path(config.data.path)) else "the data file is not at the path in config.toml"
+    if config.data.name not in SOURCES:
+        return "the data set was passed in Python"
+    if missing_files(SOURCES[config.data.name]):
+        return "the data set is not on this machine (download it with dpcert data fetch)"
+    return None
 
 
 class _Arrays(Sequence[np.ndarray]):

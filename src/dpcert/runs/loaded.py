@@ -56,6 +56,11 @@ class LoadedRun:
         """Epsilon from the ledger; infinite if the run is not private."""
         return self.statement.epsilon
 
+    @property
+    def has_given_data(self) -> bool:
+        """Whether the data was passed when the run was opened, instead of found by its config."""
+        return self._given_data is not None
+
     @cached_property
     def data(self) -> Dataset:
         """The data set of the run, read on first use; shape, classes and test images must match what the run recorded."""

@@ -27,7 +27,7 @@ from ..store.durable import read_file, sha256_hex
 from ..store.runs import RunDirectory
 from ..training.loop import choose_device
 from ..training.provenance import remember_loaded
-from ..training.state import load_weights, read_model, require_made_with
+from ..training.state import load_weights, parse_model, require_made_with
 from .analyze import Analysis, AnalyzeRequest, analyze
 from .attack import Attacked, request_for, run_attacks
 from .certify import CertifyRequest, certificates_of, certify
@@ -60,7 +60,8 @@ def open_run(
     ledger = Ledger.load(directory.ledger)
     if not ledger.is_closed:
         raise LedgerError(f"{path} is not finished; resume it with: {directory.command_to_resume}")
-    weights, facts = read_model(directory.model)
+    stored = read_file(directory.model)  # once: the digest is of the bytes that are loaded, whatever replaces the file
+    weights, facts = parse_model(stored, str(directory.model))
     require_made_with(directory, facts, ledger, sha256_hex(read_file(directory.config)))
     classes = recorded_classes(ledger)
     shape = recorded_shape(config, ledger) or input_shape
@@ -74,8 +75,7 @@ def open_run(
     module.to(choose_device(device))
     require_same_model(module, shape, facts, str(directory.path))
     statement = state(ledger, recorded_versions(facts))
-    digest = sha256_hex(read_file(directory.model))
-    return OpenRun(directory, config, module, statement, digest, shape, classes, facts, data, data_progress)
+    return OpenRun(directory, config, module, statement, sha256_hex(stored), shape, classes, facts, data, data_progress)
 
 
 def _module(config: Config, model: nn.Module | Factory | None, shape: Shape, classes: int, path: Path) -> nn.Module:

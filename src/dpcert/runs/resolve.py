@@ -45,11 +45,12 @@ def with_defaults_for_custom_data(config: Config, explicit: Collection[str], tel
     return config.model_copy(update={"train": train.model_copy(update={key: getattr(chosen, key) for key in keys})})
 
 
-def default_out(config: Config) -> Path:
-    """``runs/<dataset>-<method>``; a model with other than packaged weights is named too."""
+def default_out(config: Config, source: str | None = None) -> Path:
+    """``runs/<dataset>-<method>``; a model with other than packaged weights is named too. `source` is the preset, if any."""
     given = config.model.weights is not None and config.model.weights not in PACKAGED
     model = f"-{config.model.name.split('-')[0]}" if given else ""
-    return Path("runs") / f"{dataset_name(config)}{model}-{config.method.name}"
+    recipe = presets.BEST if source is not None and source.endswith(f"/{presets.BEST}") else config.method.name
+    return Path("runs") / f"{dataset_name(config)}{model}-{recipe}"
 
 
 def dataset_name(config: Config) -> str:

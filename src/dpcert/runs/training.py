@@ -34,14 +34,21 @@ def train(
     *,
     factory: Factory | None = None,
     world: World = ALONE,
+    is_trial: bool = False,
 ) -> Run:
     """Train in `out`, or resume there; a finished run is only loaded. `factory` builds a custom model.
 
+    Only a search (`is_trial`) may train with a config that says it is a trial of a charged search.
     All ranks of `world` call this; only rank 0 uses `out`.
     """
     method, directory = config.build_method(), RunDirectory(out)
     if world.is_first:
         _refuse_other_request(directory, config)
+    if config.search.law is not None and not (is_trial or directory.model.exists()):
+        raise RunError(
+            "the config is that of a trial of a charged search ([search]), and the search has released its best trial: a model "
+            "trained again is not that trial; remove the section [search]"
+        )
     if factory is None and is_factory_name(config.model.name):
         raise ModelError(
             f"model.name is {config.model.name!r}, a custom model; pass it on the command line: --model {config.model.name}"

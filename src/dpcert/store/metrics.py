@@ -110,15 +110,14 @@ def _same_sigma(one: Any, other: Any) -> bool:
 
 
 def main_sigma(metrics: Mapping[str, Any], certification_sigma: Any) -> Any:
-    """The main sigma of a run: that of its noisy views or, without noisy views, the certification sigma of its config.
+    """The main sigma of a run: the certification sigma of its config. The noisy views may have had more noise.
 
     For a model with noise inside, what that noise is worth.
     """
     inner = [entry["sigma"] for entry in metrics.get("certification", ()) if has_inner_noise(entry)]
     if inner:
         return inner[0]
-    trained = metrics.get("sigma_train")
-    return trained if _number(trained) else certification_sigma
+    return certification_sigma if _number(certification_sigma) else metrics.get("sigma_train")
 
 
 def require_known_format(origin: Path | str, stated: Any) -> None:

@@ -154,6 +154,17 @@ class RunDirectory:
         for file in self.private.iterdir():
             remove(file)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether another process uses the directory at the moment."""
+        if not self.path.is_dir():
+            return False
+        try:
+            with self.locked():
+                return False
+        except RunError:
+            return True
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the directory for this process; the lock is released when the process ends."""

@@ -119,7 +119,10 @@ def spent(step: int, statement: Statement) -> float:
 
 
 def epsilon_after(step: int, statement: Statement, coarser: float = 1.0) -> float:
-    """Return epsilon of the first `step` steps of a finished run; infinite if it is not private."""
-    if not statement.private or step >= statement.steps:
+    """Return epsilon of the first `step` steps of a finished run; infinite if it is not private.
+
+    A model that a search selected was selected after its last step: all its steps cost what the search costs.
+    """
+    if not statement.private or step >= statement.steps or statement.selection is not None:
         return statement.epsilon if statement.private else math.inf
     return compose(statement.releases_after(step), statement.delta, coarser)

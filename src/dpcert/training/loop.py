@@ -29,7 +29,7 @@ from ..models.spec import public_weights_of, spec_of
 from ..models.weights import refuse_same_images
 from ..privacy.accounting import compose
 from ..privacy.ledger import Ledger
-from ..privacy.mechanism import STEPS_PER_BLOCK, EarlierPhase, Mechanism, Plan, make_plan
+from ..privacy.mechanism import STEPS_PER_BLOCK, EarlierPhase, Mechanism, Plan, as_trial, make_plan
 from ..privacy.statement import Statement, state
 from ..progress import Progress, silent
 from ..rounding import ceil_text
@@ -38,7 +38,7 @@ from ..store.runs import RunDirectory
 from ..views import ADVERSARIAL
 from ..workers import worker_count
 from .curve import COARSER
-from .features import ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
+from .features import PRECISIONS, ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
 from .lifecycle import Begun, Training, begin_in, begin_in_memory, finish, is_finished, reload, remembering
 from .optimizers import set_learning_rate
 from .phases import phases_of
@@ -68,10 +68,11 @@ class Run:
 
 
 def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = ALL) -> Plan:
-    """Return the plan: a function of public numbers only."""
+    """Return the plan: a function of public numbers only. A trial of a charged search has its own budget."""
     assert data.size is not None and data.classes is not None
+    selection, target = settings.search.selection, settings.privacy.epsilon
     *earlier, last = phases_of(settings, data.size, trains, adversarial=is_adversarial(method))
-    return make_plan(
+    plan = make_plan(
         dataset_size=data.size,
         size_given=data.size_given,
         classes=data.classes,
@@ -82,7 +83,7 @@ def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = AL
         steps=last.steps if last.trains_the_head_first else None,
         clip=method.clip_rule,
         clip_norm=last.clip_norm,
-        epsilon=settings.privacy.epsilon,
+        epsilon=target if selection is None else settings.search.trial_epsilon,
         delta=settings.privacy.delta,
         input_shape=data.input_shape,
         trains=last.trains,
@@ -90,6 +91,7 @@ def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = AL
             EarlierPhase(phase.trains, phase.batch_size, phase.steps, phase.clip_norm, phase.budget or 0.0) for phase in earlier
         ],
     )
+    return plan if selection is None else as_trial(plan, selection, target)
 
 
 def is_adversarial(method: Method) -> bool:
@@ -260,7 +262,8 @@ def _head_on_features(training: Training, begun: Begun, progress: Progress) -> t
     tell = _named(progress, "features", max(begun.first, training.first_step), training.plan.steps)
     device = next(model.parameters()).device
     records, workers = records_of_rank(begun.world, method, len(images)), worker_count(device)
-    features = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell, records)
+    precision = PRECISIONS[keys.precision]
+    features = stored_features(trunk, images, method, begun.key, training.first_step, device, workers, tell, records, precision)
     return model.get_submodule(head_name(model)), features, method, records.start
 
 
@@ -298,6 +301,8 @@ class _SpentSoFar:
             self._private = plan.target_epsilon is not None and state(self._ledger).private
         if plan.target_epsilon is None or not self._private:
             return "inf"
+        if plan.selection is not None:  # the budget of the whole search: a trial has none of its own
+            return ceil_text(plan.target_epsilon, 2)
         earlier = self._ledger.earlier
         epsilon = compose([*earlier, *plan.releases(steps)], plan.delta, 1.0 if steps == plan.steps else COARSER)
         return ceil_text(epsilon if earlier else min(epsilon, plan.target_epsilon), 2)  # all steps stay within it

@@ -97,8 +97,12 @@ def remember_loaded(model: nn.Module, ledger: Ledger, frozen: Collection[str] = 
 
 
 def _charged(ledger: Ledger) -> tuple[GaussianSteps, ...] | None:
+    """Return the steps that a further training of these weights composes with; None if it cannot be private.
+
+    The best trial of a charged search costs more than its own steps, and no list of steps says how much.
+    """
     private = why_not_private(ledger) in (None, SEEN_WITHOUT_PRIVACY)  # earlier runs are already in the history
-    return tuple(ledger.own_releases()) if private else None
+    return tuple(ledger.own_releases()) if private and ledger.selection is None else None
 
 
 def _note(model: nn.Module, before: dict[str, bytes], history: tuple[Seen, ...]) -> None:

@@ -1,0 +1,1 @@
+"""Certified predictions over HTTP, with a page."""
