@@ -83,10 +83,11 @@ def _shortened(methods: list[str]) -> list[str]:
 def _phases(config: Config) -> str:
     """The phases that the preset runs, and K; a method without noisy views has K = 0 in every family."""
     from ..training.phases import phases_of
+    from ..views import ADVERSARIAL
 
     head, main = config.head, f"{config.model.train} {_steps(config)}, K {config.method.copies}"
     steps = f"{head.steps} full-batch steps" if head.batch_size is None else f"{head.steps} steps of {head.batch_size}"
     first = f"head {head.optimizer} {head.learning_rate:g}, {steps}, K {head.copies}"
-    adversarial = config.method.smoothadv_steps is not None
+    adversarial = config.build_method().views.name in ADVERSARIAL
     phases = phases_of(config.settings(), config.train.batch_size, config.model.train, adversarial=adversarial)
     return "; then ".join(first if phase.trains_the_head_first else main for phase in phases)

@@ -42,7 +42,8 @@ class ModelConfig(Section):
     a pattern of parameter names. `input_size` is the size that some models resize images to.
 
     `system` puts noise inside the model, or a denoiser in front of it (see `models.systems`). `noise` is the standard deviation
-    of that noise in units of the input, method.sigma by default. `noise_weights` are the relative variances of the channels.
+    of that noise in units of the input, method.sigma by default. `noise_weights` are the relative variances of the channels
+    (numbers with commas), or where they come from.
 
     The other keys are settings of some models: `width` multiplies the channels, `pool` is max or average, `norm` is none, group
     or plain, `blur` is a fixed low-pass filter (standard deviation in pixels), `input_scale` a constant factor, `stages` those
@@ -55,7 +56,7 @@ class ModelConfig(Section):
     input_size: int | None = Field(None, ge=1, le=4096)
     system: str | None = None
     noise: float | None = Field(None, gt=0, le=100)
-    noise_weights: str | list[float] | None = None
+    noise_weights: str | None = None
     width: int | None = Field(None, ge=1, le=16)
     pool: str | None = None
     norm: str | None = None
