@@ -33,6 +33,9 @@ def call(*words, **options):
     return done.stdout
 
 
+PRETRAINED = ROOT / "src" / "dpcert" / "models" / "pretrained"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
@@ -61,7 +64,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "dpcert").rglob("*.py")}
     assert sources | set(NEEDED) <= names
     assert all(name.startswith(("dpcert/", "dpcert-")) for name in names)
-    assert not any("private/" in name or name.endswith((".pyc", ".safetensors")) for name in names)
+    assert not any("private/" in name or name.endswith(".pyc") for name in names)
+    weights = {path.relative_to(ROOT / "src").as_posix() for path in PRETRAINED.glob("*.safetensors")}
+    assert {name for name in names if name.endswith(".safetensors")} == weights  # the public ones, no run's
 
 
 def test_the_wheel_asks_for_no_development_package(wheel):

@@ -50,6 +50,7 @@ _DATASETS = {
 }
 _MODELS = {
     "cnn": "A small convolutional network",
+    "feature-cnn": "A small convolutional network with a linear head",
     "lenet": "A convolutional network (LeNet)",
     "linear": "A linear classifier",
     "resnet-32": "A small residual network",
