@@ -26,6 +26,4 @@ def build_model(
     selects the parameters to train: all, head, last:N, norms, biases or a pattern of their names. `settings` are the other keys
     of the config section ``[model]``: those of the architecture, for example ``width=2``, or a `system` with its `noise`.
     """
-    if noise_weights is not None and not isinstance(noise_weights, str):
-        noise_weights = ",".join(map(repr, map(float, noise_weights)))
     return ModelSpec(name, weights, train, **settings).build(input_shape, classes, seed=seed)
