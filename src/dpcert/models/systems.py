@@ -80,6 +80,8 @@ def _securesgd(network: nn.Module, input_shape: tuple[int, ...], sigma: float, w
             f"model.noise_weights is {PRIVATE!r}: weights from private records would be a release that no ledger charges; "
             f"use {INITIALIZATION}, {UNIFORM}, or a list from public data"
         )
+    if isinstance(weights, str) and "," in weights:
+        weights = _numbers(weights)
     if weights is None or isinstance(weights, str):
         chosen = one_of("model.noise_weights", weights or INITIALIZATION, (UNIFORM, INITIALIZATION), error=ModelError)
         r = torch.full((channels,), 1.0 / channels, dtype=torch.float64)
@@ -90,6 +92,13 @@ def _securesgd(network: nn.Module, input_shape: tuple[int, ...], sigma: float, w
         if len(r) != channels:
             raise ModelError(f"model.noise_weights has {len(r)} values, the first layer has {channels} channels")
     return _with_noise(network, input_shape, sigma, heterogeneous_scales(1.0, r))
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ModelError(f"model.noise_weights is {text[:80]!r}, must be numbers with commas; {error}") from error
 
 
 def _stobatch(network: nn.Module, input_shape: tuple[int, ...], sigma: float, weights: Weights) -> nn.Module:
