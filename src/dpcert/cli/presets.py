@@ -24,6 +24,8 @@ def presets() -> None:
 
     DATASET/best is not a method of the paper but the recipe with the best certificates that we know.
 
+    mnist and cifar10 also have presets of the systems that the paper quotes (dpcert methods lists them).
+
     sigma is 0.5 unless you pass --sigma (the paper uses 0.25, 0.5 and 1.0).
 
     Example:  dpcert run mnist/dp-gaussian --sigma 0.25
@@ -44,9 +46,7 @@ def presets() -> None:
         rows.append((method, " or ".join(sorted(epsilons)), str(built.views.copies), *cells))
     print_table(("method", "epsilon", "K", *p.DATASETS), rows)
     deltas = ", ".join(sorted({f"{config.privacy.delta:g}" for config in configs.values()}))
-    best = ", ".join(f"{dataset}/{p.BEST}" for dataset in p.WITH_BEST)
-    typer.echo(f"A preset is DATASET/METHOD, or {best}")
-    typer.echo(f"For {' and '.join(p.WITH_PRIOR)} also the systems that the paper quotes: dpcert methods")
+    typer.echo(f"A preset is DATASET/METHOD (dpcert run fashion-mnist/psac) or DATASET/{p.BEST}.")
     typer.echo(f"Cells: optimizer, learning rate/batch size/epochs. K: noisy copies. delta: {deltas}")
     for family in p.FINE_TUNED:
         text = _family(family, {name.split("/")[1]: c for name, c in configs.items() if name.startswith(f"{family}/")})
