@@ -41,7 +41,11 @@ class Proven:
     sources: dict[str, tuple[str, tuple[int, int] | None]]
 
     def refresh(self, model: nn.Module) -> None:
-        """Copy the current parameters and buffers of the original model."""
+        """Copy the current parameters and buffers of the original model, those that changed.
+
+        A thread may be in the middle of a backward pass through the trace, which no longer works once a weight is written,
+        even with the value that it has.
+        """
         originals = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
@@ -50,7 +54,14 @@ class Proven:
             for name, tensor in _tensors(self.module):
                 original, part = self.sources[name]
                 value = originals[original].detach()
-                tensor.copy_(value if part is None else value[slice(*part)])
+                value = value if part is None else value[slice(*part)]
+                if not _alike(tensor, value):
+                    tensor.copy_(value)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same values; NaN equals NaN."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def prove(model: nn.Module, input_shape: tuple[int, ...]) -> Proven | None:

@@ -3,6 +3,7 @@
 Each mixing forward is also run by the engine, which must refuse it or keep one record's effect within C.
 """
 
+import math
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from dpcert.gradients.engine import Clip
 from dpcert.gradients.layerwise import Layerwise
 from dpcert.isolation import each_row_alone, keeps_rows_apart
 from dpcert.losses import cross_entropy
+from dpcert.models.resnet import ResNet
 from dpcert.privacy.clipping import Flat
 from dpcert.row_proof import prove, proven_forward, reason_for_no_proof
 from dpcert.row_rules import Rows
@@ -431,3 +433,24 @@ def test_a_failed_proof_leaves_pytorch_as_it_was():
         assert prove(made({**MIXING, **UNKNOWN}[name]), SHAPE) is None
     assert (nn.Module.__call__, nn.Module.__getattr__, torch.autograd.Function.__dict__["apply"]) == before
     assert float(Doubled.apply(torch.tensor(2.0))) == 4.0
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_look_up_does_not_disturb_a_backward_pass_of_another_thread(changed):
+    """All threads of a step share the trace. Twin: a weight that is written again, as after a step of the optimizer."""
+    model = ResNet((1, 16, 16), 3, 4).eval()
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = math.nan  # not equal to itself, but not changed either
+    x = torch.rand((2, 1, 16, 16), requires_grad=True)
+    loss = proven_forward(model, (1, 16, 16))(x).sum()
+    if changed:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    again = proven_forward(model, (1, 16, 16))
+    if changed:
+        assert torch.equal(again(x).nan_to_num(), model(x).nan_to_num())  # with the weights of now
+        with pytest.raises(RuntimeError, match="inplace"):
+            torch.autograd.grad(loss, x)
+    else:
+        assert torch.autograd.grad(loss, x)[0].shape == x.shape
