@@ -116,7 +116,7 @@ def rows(evidence: list[dict[str, object]], kept: Mapping[str, list[str]] = Mapp
 
 def rows_of(text: str) -> dict[str, list[str]]:
     """The rows of a page, by the id of the promise."""
-    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {row[0]: row for row in cells if row[0] in PROMISES}
 
 

@@ -42,3 +42,9 @@ def test_a_promise_without_new_evidence_keeps_its_row():
     row = next(line for line in before.splitlines() if line.startswith("| D1 |"))
     assert row in after.splitlines() and "never above C" in after
     assert "not shown" in next(line for line in after.splitlines() if line.startswith("| D3 |"))
+
+
+def test_a_page_built_again_without_evidence_is_the_same():
+    """Rows with empty cells too: those of promises that were never shown."""
+    before = page([entry("D1")])
+    assert page([], before) == before
