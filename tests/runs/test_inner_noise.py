@@ -203,3 +203,12 @@ def test_runs_with_noise_inside_do_not_share_a_pass(trained, tmp_path, capsys):
     first, second = (next(run.glob("certificates-*-n200-*.tsv")) for run in runs)
     columns = [[row.split("\t")[:5] for row in file.read_text().splitlines()] for file in (first, second)]
     assert columns[0] == columns[1] and len(columns[0]) == 6
+
+
+@pytest.mark.parametrize("site", list(MODELS))
+@pytest.mark.parametrize("how", [("--port", 0), ("--export", "demo")])
+def test_the_service_refuses_noise_that_it_does_not_draw(trained, tmp_path, monkeypatch, capsys, site, how):
+    monkeypatch.chdir(tmp_path)
+    assert call("serve", trained / site, *how, *model_option(site)) == 2
+    assert "has noise inside, which the service does not draw; use dpcert predict" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

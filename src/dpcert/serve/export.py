@@ -38,8 +38,8 @@ def write_demo(
     data are left out unless `gallery` is true: epsilon does not cover them.
     """
     _refuse_full(directory)
-    runtime = runtime_files()  # what may be missing comes first
     model = served(run, sigma, n0, Asked(n, alpha), gallery=True)
+    runtime = runtime_files()  # what may be missing comes before the work
     files = {
         "model.json": _json(model.card.content()),
         "gallery.json": _json(_images(gallery_of(run, gallery))),
