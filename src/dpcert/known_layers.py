@@ -33,6 +33,8 @@ _ON_IMAGES = {  # in a 4-D input the first dimension is the batch; in a 3-D inpu
     nn.AdaptiveMaxPool2d,
     nn.BatchNorm2d,
     nn.ZeroPad2d,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
 }
 _INACTIVE_IN_EVALUATION = {nn.Dropout, nn.Dropout1d, nn.Dropout2d}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -423,7 +423,7 @@ class Subclass(nn.Sequential):
         nn.Sequential(nn.Flatten(1, 2), nn.Conv2d(1, 1, 3, padding=1), nn.Flatten(), nn.Linear(36, CLASSES)),
         nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, CLASSES)).train(),
         nn.Sequential(nn.LayerNorm((2, 1, 6, 6)), nn.Flatten(), nn.Linear(36, CLASSES)),
-        nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten(), nn.Linear(36, CLASSES)),
+        nn.Sequential(nn.ChannelShuffle(1), nn.Flatten(), nn.Linear(36, CLASSES)),
     ],
     ids=["hook", "backward hook", "backward pre-hook", "own forward", "own helper", "odd parameter", "bias by position", "subclass", "flatten 0", "softmax", "implicit softmax", "rows as channels",
          "BatchNorm", "LayerNorm of the batch", "unknown layer"],

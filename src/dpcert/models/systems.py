@@ -107,6 +107,9 @@ def _stobatch(network: nn.Module, input_shape: tuple[int, ...], sigma: float, we
 
 
 def _denoiser(network: nn.Module, input_shape: tuple[int, ...], sigma: float, weights: Weights) -> nn.Module:
+    if any(side % 2 for side in input_shape[1:]):
+        sides = " x ".join(map(str, input_shape[1:]))
+        raise ModelError(f"images have {sides} pixels: system {DENOISER} needs even sides; pad or crop the images")
     return Denoised(network, input_shape[0])
 
 
