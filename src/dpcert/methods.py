@@ -173,7 +173,7 @@ METHODS: dict[str, Row] = {
 PRIOR: dict[str, Row] = {  # cost: processor time of views and gradients on one core, K = 2
     "pixeldp": Row("inner", "none", "flat", "Lecuyer et al. 2019, trained with DP-SGD", 2.6, "pixeldp"),
     "securesgd": Row("inner", "none", "flat", "Phan et al. 2019 (SecureSGD), sound", 2.6, "securesgd"),
-    "dp-denoiser": Row("gaussian", "none", "flat", "TransDenoiser, without its noise credit", 73.0, "denoiser"),
+    "dp-denoiser": Row("gaussian", "none", "flat", "TransDenoiser, without its noise credit", 24.0, "denoiser"),
     "stobatch": Row("stobatch", "reconstruction", "flat", "Phan et al. 2020 (StoBatch), sound", 14.0, "stobatch"),
     "securesgd-as-published": Row("inneronce", "none", "batchmean", "SecureSGD, as released", 2.6, "securesgd"),
     "stobatch-as-published": Row("stobatchonce", "reconstruction", "unperturbed", "StoBatch, as released", 14.0, "stobatch"),

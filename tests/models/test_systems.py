@@ -17,6 +17,7 @@ from dpcert.models.systems import as_system, vulnerabilities
 from dpcert.operator_norm import operator_norm
 from dpcert.privacy.clipping import CLIP_RULES
 from dpcert.privacy.unbounded import UNBOUNDED
+from dpcert.row_proof import reason_for_no_proof
 from dpcert.runs.resolve import resolve
 
 SHAPE = (1, 28, 28)
@@ -131,3 +132,11 @@ def test_every_preset_names_its_system(family, name):
 
 def test_every_rule_without_a_guarantee_has_a_reason():
     assert set(UNBOUNDED) < set(CLIP_RULES) and {"flat", "psac", "automatic"} == set(CLIP_RULES) - set(UNBOUNDED)
+
+
+def test_the_denoiser_starts_as_the_identity_and_needs_even_sides():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    model, x = as_system("denoiser", network, (1, 8, 8), 0.5), torch.rand(2, 1, 8, 8)
+    assert torch.equal(model(x), network(x)) and reason_for_no_proof(model, (1, 8, 8)) is None
+    with pytest.raises(ModelError, match="7 x 8 pixels: system denoiser needs even sides"):
+        as_system("denoiser", network, (1, 7, 8), 0.5)

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from dpcert.errors import ConfigError
 from dpcert.methods import PRIOR
-from dpcert.paper import prior
+from dpcert.paper import prior, reproduction
 from dpcert.paper.grid import TARGETS, Cell, in_order, targets_of
 from dpcert.paper.pieces import Piece
 from dpcert.paper.published import QUOTED_ON, VARIANTS
@@ -49,3 +52,64 @@ def test_ours_and_quoted_figures_have_columns_of_their_own():
     assert facts[0]["epsilon"].startswith("3.0") and float(facts[0]["ACR"].split()[0]) > 1 and int(facts[0]["a vote, µs"]) > 0
     assert facts[-1]["epsilon"] == "not run" and prior.figure(index("dp-gaussian"), ("mnist",), (0.5,)) is not None
     assert prior.figure(index(), ("mnist",), (0.5,)) is None
+
+
+PAGE = "# A page\n\nText before.\n\n<!-- begin: prior -->\nold\n<!-- end: prior -->\n\nText after: 100 %.\n"
+REQUEST = reproduction.TargetRequest("prior", "the systems that the paper quotes", ("mnist",), (0.5,), (0.25,))
+
+
+def made_up(*methods):
+    """Rows of our runs under the names of the systems."""
+    known = sorted(path for path in RESULTS.glob("mnist-dp-*") if (path / "certificates-sigma0.50.tsv").exists())
+    return ResultIndex({Place("mnist", method, 0.5): path for method, path in zip(methods, known, strict=False)})
+
+
+def write(page, figures, *methods):
+    part = reproduction.section(made_up(*methods), REQUEST, with_figures=True)
+    reproduction.save_figures([part], figures)
+    reproduction.write_markdown([part], page, figures, "dpcert reproduce prior --show")
+    return page.read_text()
+
+
+def test_one_command_writes_tables_and_figure_between_the_markers_of_a_page(tmp_path):
+    page, figures = tmp_path / "docs" / "prior.md", tmp_path / "figures"
+    page.parent.mkdir()
+    page.write_text(PAGE)
+    text = write(page, figures, *PRIOR)
+    before, after = PAGE.split("old\n")
+    assert text.startswith(before) and text.endswith(after) and "\nold\n" not in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(any(title in row for row in rows) for title in prior.SYSTEM_TITLES.values())
+    assert "![prior-mnist](../figures/prior-mnist.png)" in text and (figures / "prior-mnist.png").stat().st_size > 10_000
+    assert write(page, figures, *PRIOR) == text  # written again, it is the same page
+
+
+def test_only_missing_rows_are_not_run(tmp_path):
+    page = tmp_path / "prior.md"
+    page.write_text(PAGE)
+    text = write(page, tmp_path, *PRIOR, *VARIANTS[:-1])
+    missing = [line for line in text.splitlines() if line.startswith(f"| {prior.title_of(VARIANTS[-1])} |")]
+    assert len(missing) == 1 and "not run" in missing[0]
+    overview = [line for line in text.splitlines() if line.startswith("| ") and "±" in line]
+    assert len(overview) == len(prior.METHODS) - 1 and not any("not run" in line for line in overview)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<!-- begin: prior -->\nno end\n",
+        "<!-- end: prior -->\n<!-- begin: prior -->\n",
+        "<!-- begin: prior -->\n<!-- end: prior -->\n<!-- begin: prior -->\n<!-- end: prior -->\n",
+    ],
+)
+def test_a_page_with_broken_markers_stays_as_it_is(tmp_path, broken):
+    page = tmp_path / "prior.md"
+    page.write_text(broken)
+    with pytest.raises(ConfigError, match="correct the page"):
+        write(page, tmp_path, "pixeldp")
+    assert page.read_text() == broken
+
+
+def test_the_page_of_the_comparison_has_the_markers():
+    text = (RESULTS.parent / "docs" / "prior.md").read_text()
+    assert text.count("<!-- begin: prior -->\n") == text.count("<!-- end: prior -->\n") == 1

@@ -113,5 +113,6 @@ def _panel(axes: Any, index: ResultIndex, dataset: str, sigma: float) -> None:
         color, mark = _MARKS[name]
         axes.plot(quoted_radii, values, mark, color=color, markersize=4, fillstyle="none", label=f"{name} (quoted)")
     other = ", packaged backbone" if dataset == CIFAR10 else ""
-    axes.set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, 100), title=f"{TITLES[dataset]}{other}, {sigma:g}")
+    axes.set(xlabel="L2 radius", ylabel="certified accuracy (%)", ylim=(0, 100))
+    axes.set_title(f"{TITLES[dataset]}{other}, sigma {sigma:g}")
     axes.grid(alpha=0.25)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from ..report.tables import as_markdown
 from ..rounding import ceil_text
 from ..store.durable import write_atomically
@@ -273,7 +274,23 @@ def save_figures(sections: Sequence[Section], folder: Path) -> None:
 
 
 def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None, command: str) -> None:
-    """Write the page of results with the `command` that generates it; hand-written text comes from ``<page>_reading.md``."""
+    """Write the page of results with the `command` that generates it; hand-written text comes from ``<page>_reading.md``.
+
+    A page that has the lines ``<!-- begin: TARGET -->`` and ``<!-- end: TARGET -->`` keeps its text: what is between them is
+    replaced by the tables and figures of the target.
+    """
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    marked_for = [part for part in sections if _begin(part) in text]
+    if marked_for:
+        for part in marked_for:
+            text = _between_markers(text, part, _shown(part, file, figures), file)
+    else:
+        text = _whole_page(sections, file, figures, command)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, text.encode())
+
+
+def _whole_page(sections: Sequence[Section], file: Path, figures: Path | None, command: str) -> str:
     reading = file.with_name(f"{file.stem}_reading.md")
     parts = [
         "# Results: ours compared with the paper's\n",
@@ -282,15 +299,33 @@ def write_markdown(sections: Sequence[Section], file: Path, figures: Path | None
         *([reading.read_text(encoding="utf-8").strip() + "\n"] if reading.is_file() else []),
     ]
     for part in sections:
-        parts.append(f"## {part.request.name}\n\n{_first_upper(part.request.paper)}.\n")
-        parts += [f"**{table.title}**\n\n{as_markdown(table.headings, table.rows)}" for table in part.tables]
-        parts += ["\n".join(f"- {note}" for note in part.notes) + "\n"] if part.notes else []
-        parts += [as_markdown(CLAIM_HEADINGS, claim_rows(part.judged))] if part.judged else []
-        if figures is not None:
-            base = os.path.relpath(figures, file.parent)
-            parts += [f"![{name}]({Path(base, name).as_posix()}.png)\n" for name in part.figures]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, "\n".join(parts).encode())
+        parts += [f"## {part.request.name}\n\n{_first_upper(part.request.paper)}.\n", *_shown(part, file, figures)]
+    return "\n".join(parts)
+
+
+def _shown(part: Section, file: Path, figures: Path | None) -> list[str]:
+    """The tables, notes, claims and figures of a section, as paragraphs of a page."""
+    shown = [f"**{table.title}**\n\n{as_markdown(table.headings, table.rows)}" for table in part.tables]
+    shown += ["\n".join(f"- {note}" for note in part.notes) + "\n"] if part.notes else []
+    shown += [as_markdown(CLAIM_HEADINGS, claim_rows(part.judged))] if part.judged else []
+    if figures is not None:
+        base = os.path.relpath(figures, file.parent)
+        shown += [f"![{name}]({Path(base, name).as_posix()}.png)\n" for name in part.figures]
+    return shown
+
+
+def _begin(part: Section) -> str:
+    return f"<!-- begin: {part.request.name} -->\n"
+
+
+def _between_markers(text: str, part: Section, shown: list[str], file: Path) -> str:
+    """Return the page with `shown` between the markers of a section, and every other byte as it was."""
+    end = f"<!-- end: {part.request.name} -->"
+    before, _, rest = text.partition(_begin(part))
+    _, found, after = rest.partition(end)
+    if not found or _begin(part) in rest:
+        raise ConfigError(f"{file} must have the line {_begin(part).strip()!r} once, and {end!r} after it; correct the page")
+    return "\n".join([before + _begin(part), *shown, end + after])
 
 
 def _first_upper(text: str) -> str:
