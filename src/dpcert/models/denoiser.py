@@ -8,8 +8,8 @@ DEPTH, WIDTH, _GROUPS, _BLOCK = 5, 32, 8, 2
 class Denoiser(nn.Module):
     """x - net(x), where net estimates the noise: 3 x 3 convolutions with GroupNorm and ReLU (DnCNN, Zhang et al. 2017).
 
-    They work at half resolution, on 2 x 2 blocks of pixels as channels (FFDNet, Zhang et al. 2018): a quarter of the products, and
-    twice the field of view. The sides of an image must be even.
+    They work at half resolution, on 2 x 2 blocks of pixels as channels (FFDNet, Zhang et al. 2018): a quarter of the products,
+    and twice the field of view. The sides of an image must be even.
 
     The last convolution starts at zero, so that a new denoiser is the identity: the classifier works from the first step.
     """
