@@ -1,4 +1,4 @@
-"""Noise on the image alone: files have the names, keys and bytes of the time before other smoothing laws existed.
+"""Noise on the image alone: files have the names, columns and keys of the time before other smoothing laws existed.
 
 The references are results of this repository that were written before. Only what no processor changes is compared.
 """

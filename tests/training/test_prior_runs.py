@@ -31,8 +31,8 @@ def test_the_mechanism_audit_covers_every_sound_system(name):
 @pytest.mark.parametrize("name", SOUND)
 def test_the_mechanism_audit_with_all_draws(name, evidence):
     audit = one_step(dpcert.method(name, sigma=0.25), seed=0)
-    assert 0.3 < audit.share <= 1.0
-    evidence("D10", figure=f"{name}: {audit.share:.2f} of the exact epsilon", trials=20_000)
+    assert 0.6 <= audit.share <= 1.0
+    evidence("D10", figure="every bound below the exact epsilon and above 0.6 of it", trials=20_000)
 
 
 @pytest.mark.parametrize("name", ["securesgd-as-published", "stobatch-as-published"])

@@ -125,6 +125,7 @@ def audited_model(method: Method) -> nn.Module:
             network: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES))
             return Denoised(network, 1, depth=3, width=8)
         hidden = nn.Conv2d(1, 4, 3)
+        hidden.weight.data.abs_()  # so that the bright canary stays far above the noise behind this layer
         network = nn.Sequential(hidden, nn.Tanh(), nn.Flatten(), nn.Linear(4 * (SIDE - 2) ** 2, CLASSES))
         return as_system(row.system, network, shape, method.views.sigma or 0.5)
 
