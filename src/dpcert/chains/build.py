@@ -7,6 +7,7 @@ share a home directory. It is moved into the cache when it is complete: two proc
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 import shlex
@@ -26,8 +27,8 @@ def library(source: Path, definition: str) -> ctypes.CDLL | None:
         compiler = _compiler()
         if compiler is None:
             return None
-        made_from = [*compiler, *FLAGS, definition, _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]).decode()]
-        digest = hashlib.sha256("\0".join(made_from).encode() + source.read_bytes()).hexdigest()
+        made_from = "\0".join([*compiler, *FLAGS, definition, _target(tuple(compiler))])
+        digest = hashlib.sha256(made_from.encode() + source.read_bytes()).hexdigest()
         cache = _cache()
         if cache is not None:
             with contextlib.suppress(OSError):
@@ -56,6 +57,12 @@ def _compiler() -> list[str] | None:
     if asked is not None:
         return shlex.split(asked) or None
     return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+
+
+@functools.cache
+def _target(compiler: tuple[str, ...]) -> str:
+    """Return the macros that the compiler defines: its version, and the instructions of this processor."""
+    return _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]).decode()
 
 
 def _run(command: list[str]) -> bytes:

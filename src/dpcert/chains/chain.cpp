@@ -100,7 +100,7 @@ INLINE Vector hyperbolic_tangent(Vector x) {
 
 // Outputs at positions that are `step` apart: of one line, or of the rows of a group if each has one position.
 template <int I, int POSITIONS> INLINE void convolve(const float* in, int step, float* out, int step_out, const float* weights) {
-    constexpr Layer A = layers[I];
+    static constexpr Layer A = layers[I];
     blocks<across(I) / V, least(2, across(I) / V)>([&](int o, auto wide) LAMBDA {
         constexpr int O = decltype(wide)::value;
         blocks<POSITIONS, equal(POSITIONS, REGISTERS / O - 1)>([&](int first, auto several) LAMBDA {
@@ -121,7 +121,7 @@ template <int I, int POSITIONS> INLINE void convolve(const float* in, int step, 
 }
 
 template <int I> INLINE Vector pooled(const float* x) {
-    constexpr Layer A = layers[I];
+    static constexpr Layer A = layers[I];
     Vector result = load(x);
     EACH(t, A.kh * A.kw) if (t > 0) {
         Vector other = load(x + t / A.kw * line(I) + t % A.kw * A.c);
@@ -133,7 +133,7 @@ template <int I> INLINE Vector pooled(const float* x) {
 
 template <int I> static void forward_from(float* rows, const float* weights) {
     if constexpr (I < N) {
-        constexpr Layer A = layers[I];
+        static constexpr Layer A = layers[I];
         if constexpr (convolves(I) && A.oh * A.ow == 1)
             convolve<I, GROUP>(rows + image(I), ROW, rows + inside(I + 1), ROW, weights + weights_at(I));
         else for (float* row = rows; row < rows + GROUP * ROW; row += ROW) {
@@ -152,14 +152,17 @@ template <int I> static void forward_from(float* rows, const float* weights) {
     }
 }
 
-// Adds the transposed convolution of `delta` to `into`.
+// Adds the transposed convolution of `delta` to `into`. Every number gets its terms in the order of the positions: the taps are
+// taken from the last to the first, because a later position reaches the same number with an earlier tap.
 template <int I> INLINE void convolve_back(const float* delta, float* into, const float* weights) {
-    constexpr Layer A = layers[I];
+    static constexpr Layer A = layers[I];
     constexpr int VECTORS = up(run(I), V) / V, MOST = equal(A.ow, 6);
     for (int r = 0; r < A.oh; r++) for (int i = 0; i < A.kh; i++)
-        blocks<A.ow, MOST>([&](int q, auto several) LAMBDA {
-            blocks<VECTORS, equal(VECTORS, least(8, REGISTERS / MOST))>([&](int l, auto wide) LAMBDA {
-                constexpr int P = decltype(several)::value, L = decltype(wide)::value;
+        blocks<VECTORS, equal(VECTORS, least(8, REGISTERS / MOST))>([&](int before, auto wide) LAMBDA {
+            constexpr int L = decltype(wide)::value;
+            const int l = VECTORS - before - L;
+            blocks<A.ow, MOST>([&](int q, auto several) LAMBDA {
+                constexpr int P = decltype(several)::value;
                 Vector sums[P][L] = {};
                 const float *d = delta + r * line(I + 1) + q * A.o, *w = weights + (i * A.o * VECTORS + l) * V;
                 for (int o = 0; o < A.o; o++, w += VECTORS * V) EACH(p, P) EACH(j, L) sums[p][j] += d[p * A.o + o] * load(w + j * V);
@@ -173,7 +176,7 @@ template <int I> INLINE void convolve_back(const float* delta, float* into, cons
 }
 
 template <int I> INLINE void pool_back(const float* x, const float* delta, float* into) {
-    constexpr Layer A = layers[I];
+    static constexpr Layer A = layers[I];
     for (int r = 0; r < A.oh; r++) for (int q = 0; q < A.ow; q++) for (int c = 0; c < A.c; c += V) {
         int corner = r * A.sh * line(I) + q * A.sw * A.c + c;
         Vector best = pooled<I>(x + corner), d = load(delta + r * line(I + 1) + q * A.c + c);
@@ -191,7 +194,7 @@ template <int I> INLINE void pool_back(const float* x, const float* delta, float
 // The gradients of all images of one row from that of the logits, down to the output of the first trained layer.
 template <int I> static void backward_from(const float* row, float* delta, const float* weights) {
     if constexpr (I > first_trained()) {
-        constexpr Layer A = layers[I];
+        static constexpr Layer A = layers[I];
         float* into = delta + image(I);
         if constexpr (elementwise(I)) for (int k = 0; k < volume(I); k += V) {
             Vector y = load(row + image(I + 1) + k), d = load(delta + image(I + 1) + k);
@@ -208,7 +211,7 @@ template <int I> static void backward_from(const float* row, float* delta, const
 // The gradients of the weights of all layers for one example: sums over its views and positions, each written once.
 template <int I> static void gradient_from(const float* rows, const float* delta, int views, float* gradient) {
     if constexpr (I < N) {
-        constexpr Layer A = layers[I];
+        static constexpr Layer A = layers[I];
         constexpr int WIDE = A.o > V ? 2 : 1, LONG = divisor(run(I), least(run(I), REGISTERS / WIDE - 2));
         constexpr int HIGH = divisor(A.kh, least(A.kh, (REGISTERS / WIDE - 2) / LONG));
         float* to = gradient + gradient_at(I);
@@ -241,7 +244,7 @@ template <int I> static void gradient_from(const float* rows, const float* delta
 
 template <int I> static void pack_from(const float* const* parameters, float* weights) {
     if constexpr (I < N) {
-        constexpr Layer A = layers[I];
+        static constexpr Layer A = layers[I];
         if constexpr (convolves(I)) {
             const float *from = *parameters++, *bias = A.bias ? *parameters++ : nullptr;
             float *forth = weights + weights_at(I), *against = forth + ahead(I);

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .build import library
 from .layers import Layer, layers_of
 
-_SOURCE = Path(__file__).parent / "chain.cpp"
+SOURCE = Path(__file__).parent / "chain.cpp"
 
 
 class Chain:
@@ -111,5 +111,5 @@ def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
 def compiled_chain(model: nn.Module, input_shape: tuple[int, ...]) -> Chain | None:
     """Return the model as machine code; None if it is not a chain of known layers, or this machine cannot compile it."""
     layers = layers_of(model, input_shape)
-    code = None if layers is None else library(_SOURCE, f"LAYERS={', '.join(layer.text for layer in layers)}")
+    code = None if layers is None else library(SOURCE, f"LAYERS={', '.join(layer.text for layer in layers)}")
     return None if layers is None or code is None else Chain(code, layers)

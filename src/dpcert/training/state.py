@@ -50,7 +50,7 @@ class Resumed:
     ledger_head: str
     origin: Origin
     curve: list[Point]
-    engine: str  # the name of the engine; empty if no step was taken with it
+    engine: str = ""  # the name of the engine; empty if no step was taken with it
 
 
 def data_identity(key: bytes, images: Tensor, labels: Tensor, progress: Progress = silent, like: str | None = None) -> str:
