@@ -35,7 +35,13 @@ CHAINS = {
         nn.Linear(40, 4),
     ),
     "padding after activations": lambda: nn.Sequential(
-        nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 7, 3, padding=2), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(7 * 64, 4)
+        nn.Conv2d(3, 5, 3),
+        nn.Tanh(),
+        nn.Conv2d(5, 7, 3, padding=2),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(7 * 64, 4),
     ).eval(),
     "activation first": lambda: nn.Sequential(
         nn.Tanh(), nn.Identity(), nn.Sequential(nn.MaxPool2d(3, 1), nn.Conv2d(3, 16, 6)), nn.Flatten(), nn.Linear(16, 4)

@@ -19,7 +19,6 @@ from dpcert.models.registry import build_model
 from dpcert.privacy.clipping import Automatic, Flat, NoClip, Psac
 
 
-
 class Compiled:
     """The compiled engine of the model it is first called with. Skips the test where there is none for the model."""
 

@@ -48,7 +48,10 @@ def test_auto_compiles_only_long_runs_and_only_what_is_clearly_faster(compiled, 
 
 @needs_compiler
 def test_auto_does_not_use_machine_code_that_disagrees():
-    with measured(0.5), mock.patch.object(Compiled, "per_example", lambda *a: Layerwise().per_example(*a[1:3], a[3] + 0.1, a[4])):
+    with (
+        measured(0.5),
+        mock.patch.object(Compiled, "per_example", lambda *a: Layerwise().per_example(*a[1:3], a[3] + 0.1, a[4])),
+    ):
         (engine,) = choose("auto", network(), cross_entropy, SHAPE, rows=MANY)
         assert isinstance(engine, Layerwise)
         with pytest.raises(ConfigError, match="compiled does not support this model: its gradient of '1.weight' differs"):

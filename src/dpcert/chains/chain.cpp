@@ -272,15 +272,19 @@ void pack(const float* const* parameters, float* weights) { pack_from<0>(paramet
 // row in `work`, or of a group at a time unless `keep`. `work` has zeros at first and place for whole groups.
 void forward(const float* in, const float* shift, int64_t last, const float* weights, int64_t rows, int64_t keep, float* work, float* logits) {
     constexpr Layer A = layers[0];
-    constexpr int PIXELS = A.h * A.w;
+    constexpr int PIXELS = A.h * A.w, LINE = A.w * A.c;
+    static const float NOTHING[PIXELS * A.c] = {};
+    if (!shift) shift = NOTHING;
     for (int64_t first = 0; first < rows; first += GROUP) {
         float* group = work + keep * first * ROW;
         int count = rows - first < GROUP ? (int)(rows - first) : GROUP;
-        for (int g = 0; g < count; g++) {
+        for (int g = 0; g < count; g++) for (int i = 0; i < A.h; i++) {
             const float* x = in + (first + g) * PIXELS * A.c;
-            for (int i = 0; i < A.h; i++) for (int j = 0; j < A.w; j++) for (int c = 0; c < A.c; c++) {
-                int at = last ? (i * A.w + j) * A.c + c : c * PIXELS + i * A.w + j;
-                group[g * ROW + inside(0) + i * line(0) + j * A.c + c] = shift ? x[at] + shift[at] : x[at];
+            float* to = group + g * ROW + inside(0) + i * line(0);
+            if (last || A.c == 1) for (int k = 0; k < LINE; k++) to[k] = x[i * LINE + k] + shift[i * LINE + k];
+            else for (int j = 0; j < A.w; j++) for (int c = 0; c < A.c; c++) {
+                int at = c * PIXELS + i * A.w + j;
+                to[j * A.c + c] = x[at] + shift[at];
             }
         }
         forward_from<0>(group, weights);

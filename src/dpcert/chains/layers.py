@@ -58,7 +58,7 @@ def layers_of(model: nn.Module, input_shape: tuple[int, ...]) -> list[Layer] | N
         return None
     channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
     image, flat, found = (height, width, channels), len(input_shape) == 1, list[Layer]()
-    for name, layer in _named(model, ""):
+    for name, layer in named_layers(model):
         if isinstance(layer, nn.Flatten):
             flat = True
         elif not isinstance(layer, _SKIPPED):
@@ -80,13 +80,13 @@ def _trained(layer: Layer, model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in layer.parameters if model.get_parameter(name).requires_grad)
 
 
-def _named(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers of nested ``nn.Sequential`` with their names."""
+def named_layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of nested ``nn.Sequential`` with their names; nothing if a layer occurs twice."""
     if type(model) is not nn.Sequential:
         yield prefix, model
         return
     for name, child in model.named_children() if len(set(map(id, model))) == len(model) else ():
-        yield from _named(child, f"{prefix}.{name}" if prefix else name)
+        yield from named_layers(child, f"{prefix}.{name}" if prefix else name)
 
 
 def _described(name: str, layer: Any, image: tuple[int, int, int], flat: bool) -> Layer | None:
