@@ -73,8 +73,7 @@ def rest_as_machine_code(cut: SplitModel, features: Tensor) -> MachineCode | Non
     layers = list(named_layers(cut.model))
     names = [name for name, _ in layers]
     rest = nn.Sequential(*(layer for _, layer in layers[names.index(cut.name) + 1 :])) if cut.name in names else nn.Identity()
-    noise = torch.randn((_ROWS, *features.shape[1:]), generator=torch.Generator().manual_seed(0)) * features.abs().mean()
-    return _as_machine_code(rest, lambda a, b: cut.logits(a + b), noise, features)
+    return _as_machine_code(rest, lambda a, b: cut.logits(a + b), _probe(features), features)
 
 
 def whole_as_machine_code(model: nn.Module, x: Tensor, sigma: float) -> MachineCode | None:
@@ -100,7 +99,7 @@ def compile_rest(cut: SplitModel, features: Tensor) -> Compiled | None:
 
     `features` is the first layer's output for some input.
     """
-    noise = torch.randn((_ROWS, *features.shape[1:]), generator=torch.Generator().manual_seed(0)) * features.abs().mean()
+    noise = _probe(features)
     try:
         rest = _compiled(_NoisePlusFeatures(cut), {"noise": noise[:3], "features": features}, REST_INPUTS[:1])
         if rest is None:
@@ -141,6 +140,11 @@ def whole_graph(model: nn.Module, x: Tensor, sigma: float) -> bytes:
             "install it with: pip install 'dpcert[fast]'"
         )
     return whole.graph
+
+
+def _probe(features: Tensor) -> Tensor:
+    """Return noise of about the size of the features."""
+    return torch.randn((_ROWS, *features.shape[1:]), generator=torch.Generator().manual_seed(0)) * features.abs().mean()
 
 
 def _noisy(x: Tensor, sigma: float) -> Tensor:
