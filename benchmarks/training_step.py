@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks._measure import arguments, bars, interleaved, ratio, save, summary
 from dpcert.data.dataset import Dataset
 from dpcert.data.registry import load_dataset
-from dpcert.gradients.choose import choose
+from dpcert.gradients.choose import choose, name_of
 from dpcert.gradients.engine import Clip
 from dpcert.methods import method
 from dpcert.models.registry import build_model
@@ -29,7 +29,7 @@ from dpcert.training.step import StepContext, private_step, small_parts_change_n
 from dpcert.workers import worker_count
 
 BATCH, SIGMA, KEY = 512, 0.5, key_from_seed(0, "bench")
-BEST, STOCK, OPACUS = "best non-private", "stock SGD", "Opacus 1.6"
+BEST, STOCK, OPACUS, FASTEST = "best non-private", "stock SGD", "Opacus 1.6", "dpcert"
 
 
 def chunks(total: int, size: int):
@@ -92,6 +92,12 @@ def private(data: Dataset, copies: int, engine: str):
     return step
 
 
+def fastest_engine(data: Dataset) -> str:
+    """The engine that a long run uses: machine code where there is a compiler."""
+    engine, *_ = choose("auto", build_model("cnn", seed=0), method("dpsgd").loss, data.input_shape, rows=10**9)
+    return name_of(engine).split()[0]
+
+
 def opacus(data: Dataset, copies: int):
     """As in the authors' code: hooks give a gradient per row; the rows of one example are averaged, clipped and summed."""
     warnings.simplefilter("ignore")
@@ -132,6 +138,7 @@ def main() -> None:
             "non-private 128": ordinary(data, copies, 128, True),
             "non-private 512": ordinary(data, copies, 512, True),
             STOCK: ordinary(data, copies, BATCH, False),
+            FASTEST: private(data, copies, fastest_engine(data)),
             "dpcert layerwise": private(data, copies, "layerwise"),
             "dpcert vmap": private(data, copies, "vmap"),
             OPACUS: opacus(data, copies),
@@ -143,7 +150,7 @@ def main() -> None:
         shown = {BEST: seconds[best], **{name: s for name, s in seconds.items() if not name.startswith("non-private")}}
         ratios = {name: ratio(s, seconds[best]) for name, s in shown.items()}
         result[f"K={copies}"] = {name: {**summary(shown[name]), "ratio": ratios[name]} for name in shown}
-        result[f"K={copies}"]["speedup over Opacus"] = ratio(seconds[OPACUS], seconds["dpcert layerwise"])
+        result[f"K={copies}"]["speedup over Opacus"] = ratio(seconds[OPACUS], seconds[FASTEST])
         groups[f"K = {copies}"] = {name: r["median"] for name, r in ratios.items()}
         for name, r in ratios.items():
             spread = f"{r['low']:.2f} to {r['high']:.2f}"

@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")  # machine code; not in the user's home
 settings.register_profile("dpcert", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("dpcert")
 

@@ -26,6 +26,7 @@ RANK = {
     "row_rules": 0,
     "row_proof": 1,
     "isolation": 2,
+    "chains": 2.2,
     "interrupts": 1,
     "losses": 1,
     "input_gradients": 1,
@@ -73,7 +74,7 @@ JOINTS = {
     "gradients/layerwise",  # the layers' rules, which share the part sizes
     "gradients/traced",  # the same rules on the trace of a custom forward
     "gradients/checkpointed",  # the trace, one segment at a time
-    "gradients/choose",  # both engines
+    "gradients/choose",  # all engines
     "certification/laws",  # the law's number from the bound, and its counters
     "certification/request",  # the law, the votes and the row they give
     "certification/votes",  # counts with the compiled graph and the bank

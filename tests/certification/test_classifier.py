@@ -83,7 +83,7 @@ def test_no_call_runs_the_split_model_of_another_one(monkeypatch):
     smooth = dpcert.SmoothedClassifier(model(), 0.5)
     for _ in range(2):
         smooth.certify(X, n=50)
-    kept = smooth._voter._prepared[tuple(X.shape[1:])].cut
+    kept = smooth._voter._prepared[tuple(X.shape[1:]), False].cut
     assert used[0] is not used[1] and kept not in used
 
 

@@ -11,13 +11,29 @@ from torch import nn
 
 from dpcert.gradients import vmap
 from dpcert.gradients.choose import choose
+from dpcert.gradients.compiled import compiled_engine
 from dpcert.gradients.engine import Clip
 from dpcert.gradients.layerwise import Layerwise
 from dpcert.losses import cross_entropy
 from dpcert.models.registry import build_model
 from dpcert.privacy.clipping import Automatic, Flat, NoClip, Psac
 
-ENGINES = {"vmap": lambda: vmap.clipped_sum, "layerwise": Layerwise}
+
+class Compiled:
+    """The compiled engine of the model it is first called with. Skips the test where there is none for the model."""
+
+    def of(self, model, views):
+        engine = compiled_engine(model, tuple(views.shape[2:]), Layerwise())
+        return engine or pytest.skip("no machine code for this model on this machine")
+
+    def __call__(self, model, loss, views, labels, clip):
+        return self.of(model, views)(model, loss, views, labels, clip)
+
+    def per_example(self, model, loss, views, labels):
+        return self.of(model, views).per_example(model, loss, views, labels)
+
+
+ENGINES = {"vmap": lambda: vmap.clipped_sum, "layerwise": Layerwise, "compiled": Compiled}
 CLIP = Clip(Flat(), 0.1)
 
 
@@ -142,7 +158,7 @@ def test_equals_one_example_at_a_time(engine, name, loss):
     assert found.sensitivity == 0.1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["vmap", "layerwise"])  # the compiled engine: tests/chains
 @settings(max_examples=40)
 @given(
     b=st.integers(1, 6),
@@ -173,7 +189,8 @@ def per_example(engine, model, loss, views, labels):
     if engine == "vmap":
         found = vmap.per_example_gradients(model, loss, views, labels).values()
         return torch.cat([g.flatten(1) for g in found], dim=1).detach()
-    return torch.cat([p.instantiate() for p in Layerwise().per_example(model, loss, views, labels).values()], dim=1).detach()
+    found = ENGINES[engine]().per_example(model, loss, views, labels)
+    return torch.cat([part.instantiate() for part in found.values()], dim=1).detach()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

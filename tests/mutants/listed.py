@@ -4,6 +4,7 @@ Every one is a mistake someone has made, or could make in an afternoon: the auth
 of the wrong scale, a condition that is not looked at. `python -m tests.mutants.run` applies them one at a time to a copy.
 """
 
+from tests.mutants.chains import CHAINS
 from tests.mutants.mutant import Mutant as Mutant
 from tests.mutants.page import PAGE
 from tests.mutants.wider import WIDER
@@ -755,6 +756,7 @@ MUTANTS = [
         "a run resumed from other weights than its ledger names",
     ),
     *WIDER,
+    *CHAINS,
     *PAGE,
     # ranks
     Mutant(

@@ -11,8 +11,8 @@ from tests.mutants.listed import MUTANTS, Mutant
 ROOT = Path(__file__).parents[2]
 CRITICAL = {
     *(f"privacy/{name}.py" for name in ("clipping", "noise", "sampling", "accounting", "mechanism", "ledger", "statement")),
-    *(f"gradients/{name}.py" for name in ("engine", "layerwise", "parts", "sums", "checkpointed")),
-    *("training/step.py", "training/state.py", "losses.py", "views/gaussian.py", "views/smoothadv.py"),
+    *(f"gradients/{name}.py" for name in ("engine", "layerwise", "parts", "sums", "checkpointed", "compiled")),
+    *("chains/chain.cpp", "training/step.py", "training/state.py", "losses.py", "views/gaussian.py", "views/smoothadv.py"),
     *(
         f"certification/{name}.py"
         for name in ("bounds", "smooth", "votes", "sequence", "metrics", "request", "sweep", "heads", "laws")

@@ -17,10 +17,11 @@ from dpcert.rng import key_from_seed
 from dpcert.training.loop import plan_for
 from dpcert.training.settings import Settings
 from dpcert.training.step import StepContext, clipped_sum, private_step
+from tests.chains import needs_compiler
 from tests.conftest import blobs
 
 SETTINGS = {"epsilon": 3.0, "delta": 1e-5, "epochs": 2, "learning_rate": 0.5, "momentum": 0.0, "clip_norm": 0.1}
-ENGINES = ("vmap", "layerwise")
+ENGINES = ("vmap", "layerwise", pytest.param("compiled", marks=needs_compiler))
 METHODS = ("dpsgd", "dp-gaussian", "dp-smoothadv", "dp-stability", "dp-macer", "psac")
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "3e38": 3e38}
 

@@ -22,7 +22,19 @@ from ..scale.shards import tell, told
 from ..scale.world import ALONE, World
 from ..workers import worker_count
 from .bank import NoiseBank, SplitModel, channels_last, cut_is_the_same, draw_bank, split, split_at
-from .compiled import REST_INPUTS, WHOLE_INPUTS, Compiled, Rest, compile_rest, compile_whole, load_compiled, seconds_a_row
+from .compiled import (
+    REST_INPUTS,
+    WHOLE_INPUTS,
+    Compiled,
+    MachineCode,
+    Rest,
+    compile_rest,
+    compile_whole,
+    load_compiled,
+    rest_as_machine_code,
+    seconds_a_row,
+    whole_as_machine_code,
+)
 from .heads import each_vote_alone, heads_in
 from .smooth import Counter
 
@@ -30,6 +42,7 @@ TIE_TOLERANCE = 2.0**-16  # relative to the largest logit; float32 rounding stay
 _LOGITS_KEPT = 1 << 20  # 4 MB; counting chunk by chunk would be slower
 ALWAYS_WORTH_COMPILING = 10**12  # votes
 WORTH_COMPILING = 2.0  # seconds of votes; compiling takes about one and saves half of them
+WORTH_MACHINE_CODE = 5000  # votes of an input, however many inputs are left: a resumed sweep must count in the same way
 ROWS_ON_CPU, ROWS_ELSEWHERE = 128, 4096  # a chunk fits in a core's cache; other devices need large chunks
 
 
@@ -200,7 +213,7 @@ class _Prepared:
 
     whole: Forward
     cut: SplitModel | None
-    rest: Compiled | None
+    rest: Compiled | MachineCode | None
 
 
 class Voter:
@@ -218,8 +231,9 @@ class Voter:
         self.model = voting_copy(model)
         self.device = device_of(self.model)
         self._checked: set[tuple[int, ...]] = set()
-        self._prepared: dict[tuple[int, ...], _Prepared] = {}
+        self._prepared: dict[tuple[tuple[int, ...], bool], _Prepared] = {}  # by shape, and whether machine code is worth it
         self._compiled: dict[tuple[int, ...], Compiled | None] = {}
+        self._code: dict[tuple[int, ...], MachineCode | None] = {}
         self._one_at_a_time = threading.Lock()
 
     @contextlib.contextmanager
@@ -231,7 +245,8 @@ class Voter:
             self._check(x)
             counters = None if fresh_noise else self._from_a_bank(x, key, votes)
             if counters is None:
-                compiled = self._whole_compiled(x, sum(votes.values()) * len(x))
+                code = self._whole_code(x) if self._machine_code(votes) else None
+                compiled = code or self._whole_compiled(x, sum(votes.values()) * len(x))
                 workers = range(worker_count(self.device))
                 counters = [FreshVotes(copy.deepcopy(self.model), self.sigma, key, self.batch, compiled) for _ in workers]
             yield counters
@@ -255,6 +270,18 @@ class Voter:
                 refuse_mixing_voters(self.model, shape)
                 self._checked.add(shape)
 
+    def _machine_code(self, votes: dict[Purpose, int]) -> bool:
+        """Return whether machine code is worth compiling. Ranks do without: they run the graph of rank 0."""
+        return self._world.size == 1 and self.device.type == "cpu" and sum(votes.values()) >= WORTH_MACHINE_CODE
+
+    def _whole_code(self, x: Tensor) -> MachineCode | None:
+        """Compile the whole model to machine code, once per shape."""
+        shape = tuple(x.shape[1:])
+        with self._one_at_a_time:
+            if shape not in self._code:
+                self._code[shape] = whole_as_machine_code(self.model, x, self.sigma)
+            return self._code[shape]
+
     def _whole_compiled(self, x: Tensor, votes: int) -> Compiled | None:
         """Return the whole model compiled for these inputs, or None."""
         if not self._world.is_first:
@@ -277,56 +304,60 @@ class Voter:
                 self._compiled[shape] = compile_whole(whole, x, self.sigma)
             return self._compiled[shape]
 
-    def _tell_graph(self, compiled: Compiled | None) -> None:
-        tell(self._world, compiled is not None)
-        if compiled is not None and self._world.size > 1:
-            self._world.broadcast(compiled.graph)
+    def _tell_graph(self, compiled: Compiled | MachineCode | None) -> None:
+        graph = compiled.graph if isinstance(compiled, Compiled) else None
+        tell(self._world, graph is not None)
+        if graph is not None and self._world.size > 1:
+            self._world.broadcast(graph)
 
     def _graph_of_rank_0(self, inputs: tuple[str, ...]) -> Compiled | None:
         return load_compiled(self._world.broadcast(None), inputs) if told(self._world) else None
 
     def _from_a_bank(self, x: Tensor, key: bytes, votes: dict[Purpose, int]) -> list[Counter] | None:
-        prepared = self._ready_for(x)
+        prepared = self._ready_for(x, self._machine_code(votes))
         cut = prepared.cut
-        layout = channels_last if prepared.rest is None else torch.Tensor.contiguous
+        layout = torch.Tensor.contiguous if isinstance(prepared.rest, Compiled) else channels_last
         bank = None if cut is None else draw_bank(cut, self.sigma, key, votes, tuple(x.shape[1:]), self.device, layout)
         if cut is None or bank is None:
             return None
         workers = range(worker_count(self.device))
         return [BankVotes(copy.deepcopy(cut), bank, self.sigma, self.batch, prepared.rest) for _ in workers]
 
-    def _ready_for(self, x: Tensor) -> _Prepared:
+    def _ready_for(self, x: Tensor, machine_code: bool) -> _Prepared:
         """Return the model as it is prepared for these inputs on all world."""
         if not self._world.is_first:
             name = told(self._world)
             whole = each_vote_alone(self.model, tuple(x.shape[1:]))
             cut = None if name is None else split_at(name, self.model, tuple(x.shape[1:]), whole)
             return _Prepared(whole, cut, self._graph_of_rank_0(REST_INPUTS))
-        ready = self._prepared_for(x)
+        ready = self._prepared_for(x, machine_code)
         tell(self._world, None if ready.cut is None else ready.cut.name)
         self._tell_graph(ready.rest)
         return ready
 
-    def _prepared_for(self, x: Tensor) -> _Prepared:
+    def _prepared_for(self, x: Tensor, machine_code: bool) -> _Prepared:
         """Return what was prepared for this shape; without the split if the split model differs on these inputs.
 
         The caller gets its own copy of the split model: running it replaces a method for the time of a call, so two threads
         must not share one.
         """
-        shape = tuple(x.shape[1:])
+        key = tuple(x.shape[1:]), machine_code
         with self._one_at_a_time:
-            known = self._prepared.get(shape)
+            known = self._prepared.get(key)
             if known is None:
-                known = self._prepared[shape] = self._prepare(x)
+                known = self._prepared[key] = self._prepare(x, machine_code)
             elif known.cut is not None and not cut_is_the_same(known.cut, known.whole, x, self.sigma):
                 return _Prepared(known.whole, None, None)
             return replace(known, cut=copy.deepcopy(known.cut))
 
-    def _prepare(self, x: Tensor) -> _Prepared:
+    def _prepare(self, x: Tensor, machine_code: bool) -> _Prepared:
         whole = each_vote_alone(self.model, tuple(x.shape[1:]))
         cut = split(self.model, x, self.sigma, whole)
-        rest = compile_rest(cut, cut.features(x[:1].to(self.device))) if cut is not None and self.device.type == "cpu" else None
-        return _Prepared(whole, cut, rest)
+        if cut is None or self.device.type != "cpu":
+            return _Prepared(whole, cut, None)
+        features = cut.features(x[:1])
+        code = rest_as_machine_code(cut, features) if machine_code else None
+        return _Prepared(whole, cut, code or compile_rest(cut, features))
 
 
 def voting(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..errors import DpcertWarning, LedgerError, RunError
+from ..gradients.choose import COMPILED
 from ..gradients.engine import trainable
 from ..interrupts import Interrupted
 from ..methods import Method
@@ -49,12 +50,13 @@ from .state import (
 class Training:
     """What is trained, on what, and how. `initial` is what is known about the initial weights (`provenance`).
 
-    Optimizer and average belong to the phase that was entered last.
+    Optimizer, average and the name of the engine belong to the phase that was entered last.
     """
 
     optimizer: torch.optim.Optimizer
     average: Average
     phase: int
+    engine: str  # empty until it is chosen
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Training:
 
     def enter(self, phase: int) -> None:
         """Begin a phase: freeze the parameters it does not train, with a new optimizer and a new average."""
-        asked, self.phase = self.phases[phase], phase
+        asked, self.phase, self.engine = self.phases[phase], phase, ""
         names = parameters_of(self.model, head_name(self.model)) if asked.trains_the_head_first else self._main
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name in names)
@@ -119,8 +121,9 @@ class Keeper:
 
     def save(self, done: int) -> None:
         """Save a checkpoint after `done` steps."""
-        model, optimizer, average = self.training.model, self.training.optimizer, self.training.average.values
-        save_checkpoint(self.directory, done, model, optimizer, self.ledger.head, self.origin, self.points, average)
+        now, average = self.training, self.training.average.values
+        head, points = self.ledger.head, self.points
+        save_checkpoint(self.directory, done, now.model, now.optimizer, head, self.origin, points, average, now.engine)
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ def begin_in(directory: RunDirectory, training: Training, config_sha256: str | N
         _refuse_other_origin(directory, resumed.origin, origin)
         _refuse_other_public_inputs(directory, json.loads(resumed.origin.initial_weights), training.initial)
         first, head, points = resumed.step, resumed.ledger_head, resumed.curve
+        training.engine = resumed.engine
     ledger = _continue_ledger(directory.ledger, key, training, head, json.loads(origin.initial_weights))
     watch = watcher(training.model, data, training.plan, training.released)
     return Begun(key, ledger, first, Keeper(directory, origin, training, ledger, watch, points))
@@ -212,6 +216,7 @@ def finish(training: Training, begun: Begun, labels: Callable[[], dict[str, str]
     facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
     facts |= {"input_shape": canonical_json(list(training.data.input_shape)), "classes": str(plan.classes)}
     facts |= {} if averaging is None else {"averaging": averaging}
+    facts |= {"engine": training.engine} if training.engine.startswith(COMPILED) else {}
     write_atomically(directory.curve, curve_file(begun.keeper.points, plan, statement))
     write_atomically(directory.model, model_bytes(training.model, {**public, **facts}))
     directory.forget_secrets()

@@ -18,7 +18,6 @@ from ..data.dataset import Dataset
 from ..data.fingerprint import digests as image_digests
 from ..data.images import chunks, is_read_by_index
 from ..errors import ConfigError, DpcertWarning
-from ..gradients.choose import choose
 from ..gradients.engine import Clip
 from ..gradients.memory import default_physical_batch, keep_freed_memory
 from ..interrupts import stop_requests
@@ -38,6 +37,7 @@ from ..store.runs import RunDirectory
 from ..views import ADVERSARIAL
 from ..workers import worker_count
 from .curve import COARSER
+from .engines import engines_for
 from .features import PRECISIONS, ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
 from .lifecycle import Begun, Training, begin_in, begin_in_memory, finish, is_finished, reload, remembering
 from .optimizers import set_learning_rate
@@ -227,8 +227,12 @@ def _step_context(training: Training, begun: Begun, progress: Progress) -> StepC
     rows = min(settings.train.physical_batch, default_physical_batch(model, data.input_shape))
     inputs = tuple(images.shape[2:]) if stored else view_shape(method.views, model, tuple(images.shape[1:]))
     network = method.network(model)
-    workers, checkpointing = worker_count(next(model.parameters()).device), settings.gradients.checkpointing and not stored
-    engines = choose(settings.gradients.engine, network, method.loss, inputs, workers, checkpointing)
+    keys, batch = settings.gradients, training.plan.every_phase[training.phase].batch_size
+    planned = 0 if stored else training.steps_of_phase * batch * method.views.count
+    checkpointing = keys.checkpointing and not stored
+    engines, training.engine = engines_for(
+        begun.world, keys.engine, training.engine, network, method.loss, inputs, planned, checkpointing
+    )
     context = StepContext(
         model,
         images,

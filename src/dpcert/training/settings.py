@@ -97,8 +97,10 @@ class SearchConfig(Section):
 
 
 class GradientsConfig(Section):
-    """How per-example gradients are computed. Both keys affect speed and memory only.
+    """How per-example gradients are computed. Both keys affect speed, memory and rounding errors only.
 
+    `engine` is auto, compiled (machine code for chains of known layers; needs a C++ compiler), layerwise or vmap (any model).
+    Auto measures at the start of a long run, and a resumed run repeats its choice.
     `checkpointing` keeps few activations and computes the others again: less memory for large models, about twice the time,
     and the same bits.
     """

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..data.digests import record_digests
 from ..data.images import Images, chunks
 from ..errors import RunError
+from ..gradients.choose import LAYERWISE
 from ..privacy.ledger import Ledger
 from ..progress import Progress, silent
 from ..rng import KEY_BYTES, Purpose, stream_bytes
@@ -29,7 +30,7 @@ _BY_RECORD = "records:"  # starts an identity that is made of the digests of the
 _MODEL, _OPTIMIZER, _AVERAGE = "model.", "optimizer.", "average."
 _TEXTS = ("checkpoint", "sha256", "ledger_head", "data_identity")
 _STATE_TYPES = {"step": (int,), **dict.fromkeys(_TEXTS, (str,)), "config_sha256": (str, type(None)), "curve": (list,)}
-_STATE_TYPES |= {"initial_weights": (str,)}
+_STATE_TYPES |= {"initial_weights": (str,), "engine": (str,)}
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Resumed:
     ledger_head: str
     origin: Origin
     curve: list[Point]
+    engine: str = ""  # the name of the engine; empty if no step was taken with it
 
 
 def data_identity(key: bytes, images: Tensor, labels: Tensor, progress: Progress = silent, like: str | None = None) -> str:
@@ -79,13 +81,14 @@ def save_checkpoint(
     origin: Origin,
     curve: Sequence[Point] = (),
     average: Sequence[Tensor] = (),
+    engine: str = "",
 ) -> None:
     """Write weights, optimizer state and average, then the small file that refers to them, then delete older checkpoints."""
     data = checkpoint_bytes(model, optimizer, average)
     file = directory.private / f"checkpoint-{step}.safetensors"
     write_atomically(file, data, mode=0o600, real_folder=True)
     state = {"step": step, "checkpoint": file.name, "sha256": sha256_hex(data), "ledger_head": head, **asdict(origin)}
-    state["curve"] = [list(astuple(point)) for point in curve]
+    state |= {"curve": [list(astuple(point)) for point in curve], "engine": engine}
     state["check"] = sha256_hex(canonical_json(state).encode())
     write_atomically(directory.state, (canonical_json(state) + "\n").encode(), mode=0o600, real_folder=True)
     for older in directory.private.glob("checkpoint-*.safetensors"):
@@ -119,7 +122,7 @@ def load_checkpoint(
     file = directory.private / state["checkpoint"]
     _continue_with(load_tensors(file, state["sha256"]), file, model, optimizer, average)
     origin = Origin(state["data_identity"], state["config_sha256"], state["initial_weights"])
-    return Resumed(state["step"], state["ledger_head"], origin, state["curve"])
+    return Resumed(state["step"], state["ledger_head"], origin, state["curve"], state["engine"])
 
 
 def load_checkpoint_bytes(
@@ -175,6 +178,7 @@ def _read_state(path: Path) -> dict[str, Any]:
             "config_sha256": None,
             "curve": [],
             "initial_weights": "{}",
+            "engine": LAYERWISE if state.get("step") else "",
             **state,
         }  # runs of older versions lack these keys and can still be resumed
         intact = intact and state.keys() == _STATE_TYPES.keys()

@@ -1,0 +1,92 @@
+"""Faults of the machine code for chains of layers, and of the choice to use it."""
+
+from tests.mutants.mutant import Mutant
+
+CHAIN, BUILD, ENGINE = "tests/chains/test_chain.py", "tests/chains/test_build.py", "tests/training/test_engines.py"
+
+CHAINS = [
+    Mutant(
+        "chains/chain.cpp",
+        "if (factors[example] != 0.0)",
+        "if (true)",
+        ("tests/training/test_degenerate.py::test_a_record_whose_gradient_is_not_finite_contributes_nothing[dpsgd-compiled]",),
+        "0 * inf: one record turns the sum into NaN",
+    ),
+    Mutant(
+        "chains/chain.cpp",
+        "squares[example] = sum;",
+        "squares[example] = (float)sum;",
+        (f"{CHAIN}::test_norm_and_sum_are_float64_of_the_same_numbers",),
+        "the clip factor comes from a rounded norm",
+    ),
+    Mutant(
+        "chains/chain.cpp",
+        "total[k] += factors[example] * (double)gradient[k]",
+        "total[k] += (float)factors[example] * gradient[k]",
+        (f"{CHAIN}::test_norm_and_sum_are_float64_of_the_same_numbers",),
+        "what is summed is longer than what was clipped",
+    ),
+    Mutant(
+        "chains/chain.cpp",
+        "store(to, load(to) + sums[p][j], V);",
+        "store(to, sums[p][j], V);",
+        (f"{CHAIN}::test_logits_and_gradients_are_those_of_pytorch",),
+        "positions that overlap overwrite each other",
+    ),
+    Mutant(
+        "chains/chain.cpp",
+        "const float* rows = work + example * views * ROW;",
+        "const float* rows = work + (example & ~1) * views * ROW;",
+        (f"{CHAIN}::test_a_row_has_the_same_bits_in_every_batch_and_place",),
+        "an example's gradient uses the activations of another",
+    ),
+    Mutant(
+        "chains/chain.cpp",
+        "const int l = VECTORS - before - L;",
+        "const int l = before;",
+        (f"{CHAIN}::test_the_bits_depend_neither_on_the_vectors_of_the_processor_nor_on_the_optimizer",),
+        "the bits depend on the width of a vector",
+    ),
+    Mutant(
+        "gradients/compiled.py",
+        "clip.factors(norms)[some]",
+        "clip.factors(norms)[: len(gradients)]",
+        (f"{CHAIN}::test_many_examples_are_summed_in_order_whatever_fits_at_a_time",),
+        "examples are scaled by the factors of others",
+    ),
+    Mutant(
+        "gradients/compiled.py",
+        "return plain and same and",
+        "return plain and",
+        (f"{CHAIN}::test_a_model_that_changes_later_goes_to_the_other_engine",),
+        "a changed model is differentiated as it was",
+    ),
+    Mutant(
+        "chains/build.py",
+        "definition, _target(tuple(compiler))]",
+        "definition]",
+        (f"{BUILD}::test_another_processor_or_compiler_has_its_own_library",),
+        "a processor runs instructions that it does not have",
+    ),
+    Mutant(
+        "chains/build.py",
+        "return None if others_write or",
+        "return None if",
+        (f"{BUILD}::test_a_cache_that_others_can_write_is_not_used",),
+        "other users can run their code in the process that holds the key",
+    ),
+    Mutant(
+        "training/engines.py",
+        "if asked == AUTO and before.startswith(COMPILED):",
+        "if False:",
+        (f"{ENGINE}::test_a_machine_that_cannot_repeat_it_says_so_in_one_line",),
+        "a resumed run silently changes its rounding errors",
+    ),
+    Mutant(
+        "gradients/choose.py",
+        "if engine is None or _disagreement(engine, model, loss, input_shape) is not None:\n        return None",
+        "if engine is None:\n        return None",
+        (f"{ENGINE}::test_auto_does_not_use_machine_code_that_disagrees",),
+        "machine code is used unchecked",
+    ),
+]

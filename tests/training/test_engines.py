@@ -1,0 +1,160 @@
+"""Which engine a run uses: measured once, the same on all ranks, and repeated when the run is resumed."""
+
+import json
+import signal
+from unittest import mock
+
+import pytest
+import torch
+
+import dpcert
+from dpcert.errors import ConfigError, RunError
+from dpcert.gradients.choose import choose, name_of, repeat
+from dpcert.gradients.compiled import Compiled
+from dpcert.gradients.layerwise import Layerwise
+from dpcert.interrupts import Interrupted
+from dpcert.losses import cross_entropy
+from dpcert.scale.world import ALONE, join
+from dpcert.store.weights import read_facts
+from dpcert.training.engines import engines_for
+from tests.chains import needs_compiler
+from tests.scale.group import run_ranks
+from tests.training.test_loop import files, train, weights
+
+SHAPE, MANY = (1, 8, 8), 10**9
+
+
+def network():
+    return dpcert.build_model("linear", input_shape=SHAPE, classes=3, seed=0)
+
+
+def measured(compiled: float, plain: float = 1.0):
+    """The processor times that the engines are said to take."""
+    return mock.patch(
+        "dpcert.gradients.choose._seconds", lambda engine, *_: compiled if isinstance(engine, Compiled) else plain
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("compiled", "rows", "kind"),
+    [(0.5, MANY, Compiled), (0.95, MANY, Layerwise), (2.0, MANY, Layerwise), (0.5, 1000, Layerwise), (0.5, 0, Layerwise)],
+)
+def test_auto_compiles_only_long_runs_and_only_what_is_clearly_faster(compiled, rows, kind):
+    with measured(compiled):
+        engines = choose("auto", network(), cross_entropy, SHAPE, workers=3, rows=rows)
+    assert len(engines) == 3 and all(type(engine) is kind for engine in engines)
+
+
+@needs_compiler
+def test_auto_does_not_use_machine_code_that_disagrees():
+    with (
+        measured(0.5),
+        mock.patch.object(Compiled, "per_example", lambda *a: Layerwise().per_example(*a[1:3], a[3] + 0.1, a[4])),
+    ):
+        (engine,) = choose("auto", network(), cross_entropy, SHAPE, rows=MANY)
+        assert isinstance(engine, Layerwise)
+        with pytest.raises(ConfigError, match="compiled does not support this model: its gradient of '1.weight' differs"):
+            choose("compiled", network(), cross_entropy, SHAPE)
+
+
+def test_a_forced_engine_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setenv("CXX", "")
+    with pytest.raises(ConfigError, match="compiled does not support this model.*no C\\+\\+ compiler.*use auto"):
+        choose("compiled", network(), cross_entropy, SHAPE)
+    with pytest.raises(ConfigError, match="checkpointing is on, but engine compiled keeps all activations"):
+        choose("compiled", network(), cross_entropy, SHAPE, checkpointing=True)
+    (engine,) = choose("auto", network(), cross_entropy, SHAPE, rows=MANY)
+    assert isinstance(engine, Layerwise)
+
+
+@needs_compiler
+def test_a_name_says_which_bits():
+    (engine,) = choose("compiled", network(), cross_entropy, SHAPE)
+    name = name_of(engine)
+    assert name.startswith("compiled ") and len(name) == 25
+    assert len(repeat(name, network(), SHAPE, workers=2)) == 2
+    assert repeat("compiled 0123456789abcdef", network(), SHAPE) is None
+    assert name_of(Layerwise()) == "layerwise"
+
+
+@needs_compiler
+def test_the_compiled_engine_trains_alike_and_says_so(tmp_path):
+    """Same ledger, the weights within rounding errors; the model's header names the engine."""
+    base, other = train(tmp_path / "a"), train(tmp_path / "b", engine="compiled")
+    assert (tmp_path / "a" / "ledger.jsonl").read_bytes() == (tmp_path / "b" / "ledger.jsonl").read_bytes()
+    torch.testing.assert_close(weights(base.model), weights(other.model), rtol=0, atol=1e-5)
+    facts = [read_facts((tmp_path / run / "model.safetensors").read_bytes(), run) for run in "ab"]
+    assert "engine" not in facts[0] and facts[1]["engine"].startswith("compiled ")
+
+
+def stopped(out, **changes):
+    def stop_at(done, total, **facts):
+        if done == 137:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(out, progress=stop_at, **changes)
+    return json.loads((out / "private" / "state.json").read_text())["engine"]
+
+
+@needs_compiler
+def test_a_resumed_run_repeats_its_choice_to_the_same_bytes(tmp_path):
+    with measured(1e-9, plain=1e9):
+        train(tmp_path / "whole")
+        name = stopped(tmp_path / "run")
+    assert name.startswith("compiled ")
+    with measured(1.0, plain=1e-9):  # now the other engine would be chosen
+        train(tmp_path / "run")
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_a_resumed_run_does_not_turn_to_machine_code(tmp_path):
+    train(tmp_path / "whole")
+    assert stopped(tmp_path / "run") == "layerwise"
+    with measured(1e-9, plain=1e9):
+        train(tmp_path / "run")
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+@needs_compiler
+def test_a_machine_that_cannot_repeat_it_says_so_in_one_line(tmp_path, monkeypatch):
+    with measured(1e-9, plain=1e9):
+        stopped(tmp_path / "run")
+    state = (tmp_path / "run" / "private" / "state.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", "")
+        with pytest.raises(RunError, match="cannot be compiled here.*--set gradients.engine=layerwise") as refused:
+            train(tmp_path / "run")
+        assert "\n" not in str(refused.value)
+        assert (tmp_path / "run" / "private" / "state.json").read_bytes() == state  # nothing is lost
+        train(tmp_path / "run", engine="layerwise")  # the way that the message names
+
+
+@needs_compiler
+def test_other_machine_code_is_not_the_same_choice(tmp_path):
+    with measured(1e-9, plain=1e9):
+        stopped(tmp_path / "run")
+    with mock.patch("dpcert.chains.chain.Chain.fingerprint", lambda self: "0" * 16), pytest.raises(RunError, match="same bits"):
+        train(tmp_path / "run")
+
+
+def _named(asked, before=""):
+    world = join()
+    with measured(0.5):
+        engines, name = engines_for(world, asked, before, network(), cross_entropy, SHAPE, MANY)
+    return name, type(engines[0]).__name__
+
+
+@needs_compiler
+@pytest.mark.parametrize("able", [True, False])
+def test_all_ranks_use_the_same_engine(tmp_path, able):
+    names = run_ranks(tmp_path, 2, _named, "auto", **({} if able else {"rank1": {"CXX": ""}}))
+    assert names[0] == names[1] and names[0][1] == ("Compiled" if able else "Layerwise")
+
+
+@needs_compiler
+def test_alone_is_the_same_as_on_ranks(tmp_path):
+    with measured(0.5):
+        _, name = engines_for(ALONE, "auto", "", network(), cross_entropy, SHAPE, MANY)
+    assert run_ranks(tmp_path, 2, _named, "auto", name) == [(name, "Compiled")] * 2
