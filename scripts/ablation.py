@@ -21,6 +21,7 @@ from dpcert.tuning.space import Space
 
 WHOLE = "best"
 SIGMA, EXAMPLES, SEEDS = 0.5, 1000, (0, 1)
+_OF_METHOD = {"sigma-scale": "sigma_scale", "copies": "copies", "noisy-only": "keep_original", "radius": "smoothadv_radius"}
 
 
 def variants(dataset: str, sigma: float = SIGMA) -> dict[str, Config]:
@@ -45,14 +46,15 @@ def _without(best: Config, paper: Config) -> Iterator[tuple[str, dict[str, Any]]
         yield regulariser, {"method.name": views}
     if views == "dp-stability":
         yield "stability", {"method.name": "dp-gaussian"}
-    if best.method.sigma_scale != 1.0:
-        yield "sigma-scale", {"method.sigma_scale": 1.0}
-    if best.method.copies != paper.method.copies:
-        yield "copies", {"method.copies": paper.method.copies}
+    for name, key in _OF_METHOD.items():
+        if getattr(best.method, key) != getattr(paper.method, key):
+            yield name, {f"method.{key}": getattr(paper.method, key)}
     if best.head.copies != paper.head.copies:
         yield "head-copies", {"head.copies": paper.head.copies}
     if best.train.batch_size != paper.train.batch_size:  # the learning rate grows with the batch
         yield "batch", {"train.batch_size": paper.train.batch_size, "train.learning_rate": paper.train.learning_rate}
+    if best.train.epochs != paper.train.epochs:
+        yield "epochs", {"train.epochs": paper.train.epochs}
     if best.train.schedule != paper.train.schedule:
         yield "schedule", {"train.schedule": paper.train.schedule}
     if best.train.averaging != paper.train.averaging:
