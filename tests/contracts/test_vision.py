@@ -19,6 +19,7 @@ from tests.contracts.test_engines import coupled_loss
 from tests.contracts.vision import CLASSES, SHAPE, VISION, made, resnet
 
 CLIP = Clip(Flat(), 0.1)
+TWIN = "BatchNorm with statistics of the batch: seen"  # test_twin_batch_statistics_are_seen
 
 
 def examples(b, r, seed=0):
@@ -38,7 +39,7 @@ def test_these_models_are_proven(name):
 
 @pytest.mark.parametrize("trained", [False, True], ids=["fresh", "trained"])
 @pytest.mark.parametrize("name", VISION)
-def test_equals_the_reference(name, trained):
+def test_equals_the_reference(name, trained, evidence):
     model, (views, labels) = made(name, trained), examples(5, 3)
     engine = Layerwise()
     found = engine.per_example(model, coupled_loss, views, labels)
@@ -48,6 +49,7 @@ def test_equals_the_reference(name, trained):
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key].instantiate(), gradient.flatten(1), rtol=1e-4, atol=1e-5 * scale, msg=key)
+    evidence("D19", figure="every gradient agrees with the reference (relative 1e-4)", trials=5)
 
 
 @pytest.mark.parametrize("name", VISION)
@@ -61,7 +63,7 @@ def test_both_engines_give_the_same_clipped_sum(name):
 
 @pytest.mark.parametrize("trained", [False, True], ids=["fresh", "trained"])
 @pytest.mark.parametrize("name", VISION)
-def test_isolation_no_bit_of_another_gradient_changes(name, trained):
+def test_isolation_no_bit_of_another_gradient_changes(name, trained, evidence):
     model, (views, labels) = made(name, trained), examples(4, 2)
     engine = Layerwise()
     before = gradients(model, views, labels, engine)
@@ -72,12 +74,13 @@ def test_isolation_no_bit_of_another_gradient_changes(name, trained):
         others = torch.arange(4) != changed
         assert torch.equal(before[others], after[others])
         assert not torch.equal(before[changed], after[changed])
+    evidence("D19", figure="no bit of another example's gradient changes", trials=12, twin=TWIN)
 
 
 @pytest.mark.parametrize("kind", ["plain", "nan", "inf", "1e38"])
 @pytest.mark.parametrize("trained", [False, True], ids=["fresh", "trained"])
 @pytest.mark.parametrize("name", VISION)
-def test_sensitivity_is_at_most_the_clip_norm(name, trained, kind):
+def test_sensitivity_is_at_most_the_clip_norm(name, trained, kind, evidence):
     model, (views, labels) = made(name, trained), examples(5, 2)
     views[0] = {"nan": math.nan, "inf": math.inf, "1e38": 1e38, "plain": 0.5}[kind]
     engine = Layerwise()
@@ -89,9 +92,10 @@ def test_sensitivity_is_at_most_the_clip_norm(name, trained, kind):
         moves.append(float((whole.value - engine(model, coupled_loss, views[keep], labels[keep], CLIP).value).norm()))
     assert 0.01 < max(moves) <= 0.1
     assert kind in ("plain", "1e38") or moves[0] < 1e-7, "a record with NaN moves the others by rounding only"
+    evidence("D19", figure="one record moves the clipped sum by at most C", trials=5)
 
 
-def test_twin_a_class_token_shared_by_the_batch_is_seen():
+def test_twin_batch_statistics_are_seen():
     """The isolation test must be able to fail: BatchNorm with statistics of the batch moves the others."""
     model, (views, labels) = resnet().train(), examples(4, 1)
     parameters = list(model.parameters())
