@@ -39,3 +39,10 @@ def test_the_table_comes_from_rows(tmp_path):
     assert lines[2].startswith("| best | 1.250 | 1.200 to 1.300 |") and "| 2 |" in lines[2]
     assert "| without-model | 1.000 | 1.000 to 1.000 | -20.0 % |" in lines[3]
     assert "| without-smoothadv | not run |" in "\n".join(lines)
+
+
+def test_a_shorter_ablation_trains_everything_for_the_same_time(tmp_path):
+    whole, short = ablation.variants("mnist"), ablation.variants("mnist", epochs=10)
+    assert set(whole) - set(short) == {"without-epochs"} and {config.train.epochs for config in short.values()} == {10}
+    ablation.commands("mnist", tmp_path, epochs=10)
+    assert resolve(str(tmp_path / "mnist-best.toml"), {}) == short[ablation.WHOLE]
