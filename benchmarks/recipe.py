@@ -8,8 +8,8 @@ gradient, but takes the mean over 512 records, which is eight times as fast. Sam
 Nothing here is a private release.
 
 The score estimates the ACR at n = 10,000 on 2,000 held-out training records, with 128 noises each: p from the votes, or, where
-few are wrong, from median and 3 % quantile of the margin. On three models (dpcert tune, 200 noises) the estimate was 0.054 to
-0.061 above the certified ACR of the same 400 images, in the same order up to 0.002. The test set is not read.
+few are wrong, from median and 3 % quantile of the margin. For ten models it was 0.02 to 0.06 above the certified ACR of the
+same records. The test set is not read.
 Each trial adds one line of JSON to results/recipe.jsonl; trials that are already there are skipped.
 """
 
