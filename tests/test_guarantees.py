@@ -31,8 +31,8 @@ def test_figures_alike_are_told_once_and_others_are_kept():
 
 def test_audits_that_were_not_run_are_counted():
     some = [entry("D10", "below", test=str(k)) for k in range(AUDITS)]
-    assert "of 150" not in row("D10", some)[2]
-    assert "149 of 150 audits were run" in row("D10", some[1:])[2]
+    assert f"of {AUDITS}" not in row("D10", some)[2]
+    assert f"{AUDITS - 1} of {AUDITS} audits were run" in row("D10", some[1:])[2]
 
 
 def test_a_promise_without_new_evidence_keeps_its_row():

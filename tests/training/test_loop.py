@@ -342,7 +342,7 @@ def test_nothing_per_example_is_written(tmp_path):
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"optimizer": "lion"}, "'sgd', 'adam' or 'adamw'"),
         ({"device": "cuda:7"}, "cannot be used"),
-        ({"engine": "magic"}, "'auto', 'layerwise' or 'vmap'"),
+        ({"engine": "magic"}, "'auto', 'compiled', 'layerwise' or 'vmap'"),
         ({"noise_seed": -3}, "noise_seed is -3"),
         ({"model": "cnn"}, "at least 16 x 16"),
     ],

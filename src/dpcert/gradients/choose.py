@@ -9,8 +9,10 @@ import time
 import torch
 from torch import Tensor, nn
 
+from ..chains.layers import layers_of
 from ..errors import ConfigError
 from ..isolation import dissimilar_rows
+from ..losses import cross_entropy
 from .compiled import Compiled, compiled_engine
 from .engine import Clip, Engine, LossOfOne
 from .layerwise import Layerwise
@@ -88,13 +90,16 @@ def _faster_than(
     plain: Layerwise, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...], rows: int
 ) -> Compiled | None:
     """Return machine code for the model if the rows are worth compiling it, it agrees and it is clearly faster."""
-    if not rows or next(model.parameters()).device.type != "cpu":
+    if not rows or layers_of(model, input_shape) is None:
         return None
-    seconds = _seconds(plain, model, loss, input_shape)
-    engine = compiled_engine(model, input_shape, Layerwise()) if rows * seconds / _TIMED_ROWS > _WORTH_COMPILING else None
-    if engine is None or _disagreement(engine, model, loss, input_shape) is not None:
+    try:
+        seconds = _seconds(plain, model, input_shape)
+        engine = compiled_engine(model, input_shape, Layerwise()) if rows * seconds / _TIMED_ROWS > _WORTH_COMPILING else None
+        if engine is None or _disagreement(engine, model, loss, input_shape) is not None:
+            return None
+        return engine if _seconds(engine, model, input_shape) < _CLEARLY_FASTER * seconds else None
+    except RuntimeError:  # too little memory for the comparison; a step takes fewer rows at a time if it must
         return None
-    return engine if _seconds(engine, model, loss, input_shape) < _CLEARLY_FASTER * seconds else None
 
 
 class _Unclipped:
@@ -105,13 +110,16 @@ class _Unclipped:
         return float("inf")
 
 
-def _seconds(engine: Engine, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...]) -> float:
-    """Return the processor time for `_TIMED_ROWS` made-up rows on this thread; other programs hardly change it."""
+def _seconds(engine: Engine, model: nn.Module, input_shape: tuple[int, ...]) -> float:
+    """Return the processor time for `_TIMED_ROWS` made-up rows on this thread; other programs hardly change it.
+
+    The loss is the cross-entropy, whatever the method's: that one may need more views than the one view of these rows.
+    """
     views = torch.rand((_TIMED_ROWS, 1, *input_shape), generator=torch.Generator().manual_seed(0))
     labels, best = torch.zeros(_TIMED_ROWS, dtype=torch.long), float("inf")
     for _ in range(4):
         began = time.thread_time()
-        engine(model, loss, views, labels, Clip(_Unclipped(), 1.0))
+        engine(model, cross_entropy, views, labels, Clip(_Unclipped(), 1.0))
         best = min(best, time.thread_time() - began)
     return best
 
