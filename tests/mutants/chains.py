@@ -84,8 +84,8 @@ CHAINS = [
     ),
     Mutant(
         "gradients/choose.py",
-        "if engine is None or _disagreement(engine, model, loss, input_shape) is not None:\n        return None",
-        "if engine is None:\n        return None",
+        "if engine is None or _disagreement(engine, model, loss, input_shape) is not None:\n            return None",
+        "if engine is None:\n            return None",
         (f"{ENGINE}::test_auto_does_not_use_machine_code_that_disagrees",),
         "machine code is used unchecked",
     ),
