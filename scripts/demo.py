@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     say(
         f"Done in {time.monotonic() - began:.0f} s. Open {run / 'report.html'} in a browser. Next:",
         f"  .venv/bin/dpcert verify {STORED.relative_to(ROOT)}    # check all claims about this model, without secrets",
-        "  make run                                           # train and certify a model (about 10 minutes on 2 cores)",
+        "  make run                                           # train and certify a model (3 to 10 minutes on 2 cores)",
     )
 
 
