@@ -99,7 +99,7 @@ def private(data: Dataset, trained: str = "") -> Step:
         data.y_train,
         m,
         Clip(Flat(), 0.1),
-        choose("layerwise", model, m.loss, SHAPE, worker_count(torch.device("cpu"))),
+        choose("auto", model, m.loss, SHAPE, worker_count(torch.device("cpu")), rows=plan.steps * batch),
         Mechanism(plan, KEY, ledger),
         torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9),
         default_physical_batch(model, SHAPE),

@@ -1,6 +1,7 @@
 """The contract of every engine: per example, bounded, indifferent to how the batch is cut."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpcert.gradients import vmap
+from dpcert.chains.sums import sum_code
+from dpcert.gradients import parts, vmap
 from dpcert.gradients.choose import choose
 from dpcert.gradients.compiled import compiled_engine
 from dpcert.gradients.engine import Clip
 from dpcert.gradients.layerwise import Layerwise
+from dpcert.gradients.parts import Arithmetic
 from dpcert.losses import cross_entropy
 from dpcert.models.registry import build_model
 from dpcert.privacy.clipping import Automatic, Flat, NoClip, Psac
@@ -33,7 +36,18 @@ class Compiled:
         return self.of(model, views).per_example(model, loss, views, labels)
 
 
-ENGINES = {"vmap": lambda: vmap.clipped_sum, "layerwise": Layerwise, "compiled": Compiled}
+class Summed(Layerwise):
+    """The layerwise engine with the other choice of arithmetic, for all gradients that are not cheaper as factors."""
+
+    def __init__(self):
+        super().__init__(arithmetic=Arithmetic(blas=True, code=sum_code() or pytest.skip("needs a C++ compiler")))
+
+    def per_example(self, *what):
+        with mock.patch.object(parts, "WIDEST", 8):
+            return super().per_example(*what)
+
+
+ENGINES = {"vmap": lambda: vmap.clipped_sum, "layerwise": Layerwise, "compiled": Compiled, "summed": Summed}
 CLIP = Clip(Flat(), 0.1)
 
 

@@ -53,7 +53,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("b", [1, 3])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_equal_autograd(name, b):
-    layer, buffers = CONVOLUTIONS[name], {}
+    layer, buffers = CONVOLUTIONS[name], layers.Buffers()
     for seed in range(2):  # the second time with buffers that are in use
         torch.manual_seed(seed)
         x = torch.randn(b * 2, layer.in_channels, *[5, 6][: len(layer.kernel_size)])

@@ -629,8 +629,8 @@ WIDER = [
     ),
     Mutant(
         "gradients/parts.py",
-        "formed = Formed(wide, norms.square())",
-        "formed = Formed(wide, norms.square() / 4)",
+        "return Formed(wide, norms.square())",
+        "return Formed(wide, norms.square() / 4)",
         ("tests/gradients/test_deferred.py::test_formed_gradients_have_the_norms_of_what_is_summed",),
         "large gradients are clipped to twice the norm",
     ),

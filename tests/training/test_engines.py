@@ -1,5 +1,6 @@
 """Which engine a run uses: measured once, the same on all ranks, and repeated when the run is resumed."""
 
+import contextlib
 import json
 import signal
 from unittest import mock
@@ -124,7 +125,7 @@ def test_a_machine_that_cannot_repeat_it_says_so_in_one_line(tmp_path, monkeypat
     state = (tmp_path / "run" / "private" / "state.json").read_bytes()
     with monkeypatch.context() as patch:
         patch.setenv("CXX", "")
-        with pytest.raises(RunError, match="cannot be compiled here.*--set gradients.engine=layerwise") as refused:
+        with pytest.raises(RunError, match="cannot be made here.*--set gradients.engine=layerwise") as refused:
             train(tmp_path / "run")
         assert "\n" not in str(refused.value)
         assert (tmp_path / "run" / "private" / "state.json").read_bytes() == state  # nothing is lost
@@ -158,3 +159,77 @@ def test_alone_is_the_same_as_on_ranks(tmp_path):
     with measured(0.5):
         _, name = engines_for(ALONE, "auto", "", network(), cross_entropy, SHAPE, MANY)
     assert run_ranks(tmp_path, 2, _named, "auto", name) == [(name, "Compiled")] * 2
+
+
+class Wide(torch.nn.Module):
+    """Not a chain, with weights that are large enough for a choice of arithmetic."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.Conv2d(16, 128, 3, stride=3)
+        self.last = torch.nn.Linear(128, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(torch.relu(self.second(x + torch.tanh(x))).mean(dim=(2, 3)))
+
+
+def arithmetic_takes(seconds):
+    """The processor time that each arithmetic is said to take, by the start of its name."""
+    return mock.patch(
+        "dpcert.gradients.choose._seconds",
+        lambda engine, *_: next(t for name, t in seconds.items() if engine.arithmetic.name.startswith(name)),
+    )
+
+
+@contextlib.contextmanager
+def always_measured(seconds):
+    with (
+        arithmetic_takes(seconds),
+        mock.patch("dpcert.gradients.choose._WORTH_COMPARING", 0),
+        mock.patch("dpcert.gradients.choose._WORTH_COMPILING", 0.0),
+    ):
+        yield
+
+
+FAST_SUMS, FAST_BLAS = {"sums": 0.5, "blas": 0.7, "": 1.0}, {"blas": 0.5, "": 1.0}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("seconds", "rows", "start"),
+    [
+        (FAST_SUMS, MANY, "sums-"),
+        ({"blas sums": 0.5, "": 1.0}, MANY, "blas sums-"),
+        ({"": 1.0}, MANY, ""),
+        (FAST_SUMS, 1000, ""),
+    ],
+)
+def test_auto_takes_the_fastest_arithmetic_of_a_long_run_with_large_weights(seconds, rows, start):
+    with arithmetic_takes({name: 100 * t for name, t in seconds.items()}):
+        engines = choose("auto", Wide(), cross_entropy, SHAPE, workers=3, rows=rows)
+    assert {engine.arithmetic.name for engine in engines} == {engines[0].arithmetic.name} and len(engines) == 3
+    assert engines[0].arithmetic.name.startswith(start) and bool(engines[0].arithmetic.name) == bool(start)
+
+
+@needs_compiler
+def test_a_resumed_run_repeats_its_arithmetic_to_the_same_bytes(tmp_path):
+    with always_measured(FAST_SUMS | {"blas": 0.9}):
+        train(tmp_path / "whole", model=Wide())
+        name = stopped(tmp_path / "run", model=Wide())
+    assert name.startswith("layerwise sums-")
+    with arithmetic_takes(FAST_BLAS):
+        train(tmp_path / "run", model=Wide())
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert read_facts((tmp_path / "run" / "model.safetensors").read_bytes(), "run")["engine"] == name
+
+
+@needs_compiler
+def test_a_machine_without_the_sums_of_a_run_says_so(tmp_path):
+    with always_measured(FAST_SUMS | {"blas": 0.9}):
+        stopped(tmp_path / "run", model=Wide())
+    with mock.patch("dpcert.gradients.parts.sum_code", lambda: None):
+        with pytest.raises(RunError, match="cannot be made here with the same bits.*gradients.engine=layerwise"):
+            train(tmp_path / "run", model=Wide())
+        train(tmp_path / "run", model=Wide(), engine="layerwise")

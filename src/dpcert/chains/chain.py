@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .build import library
 from .layers import Layer, layers_of
+from .numbers import digits, pointer
 
 SOURCE = Path(__file__).parent / "chain.cpp"
 
@@ -31,7 +32,7 @@ class Chain:
     def _packed(self, parameters: list[Tensor]) -> Tensor:
         pointers = (ctypes.c_void_p * len(parameters))(*(parameter.data_ptr() for parameter in parameters))
         weights = torch.zeros(self._weights)
-        self._code.pack(pointers, _pointer(weights))
+        self._code.pack(pointers, pointer(weights))
         return weights
 
     def work(self, rows: int) -> Tensor:
@@ -48,8 +49,8 @@ class Chain:
         rows, shift = rows.contiguous(), None if shift is None else shift.contiguous()
         logits = torch.empty((len(rows), self.classes))
         place = self.work(1) if work is None else work
-        numbers = ctypes.c_int64(last), _pointer(weights), ctypes.c_int64(len(rows)), ctypes.c_int64(work is not None)
-        self._code.forward(_pointer(rows), _pointer(shift), *numbers, _pointer(place), _pointer(logits))
+        numbers = ctypes.c_int64(last), pointer(weights), ctypes.c_int64(len(rows)), ctypes.c_int64(work is not None)
+        self._code.forward(pointer(rows), pointer(shift), *numbers, pointer(place), pointer(logits))
         return logits
 
     def backward(self, work: Tensor, weights: Tensor, slopes: Tensor, gradients: Tensor) -> Tensor:
@@ -59,14 +60,14 @@ class Chain:
         """
         slopes, squares = slopes.contiguous(), torch.empty(len(slopes), dtype=torch.float64)
         views = slopes.shape[1]
-        numbers = _pointer(weights), ctypes.c_int64(len(slopes)), ctypes.c_int64(views), _pointer(slopes)
-        self._code.backward(_pointer(work), *numbers, _pointer(self.work(views)), _pointer(gradients), _pointer(squares))
+        numbers = pointer(weights), ctypes.c_int64(len(slopes)), ctypes.c_int64(views), pointer(slopes)
+        self._code.backward(pointer(work), *numbers, pointer(self.work(views)), pointer(gradients), pointer(squares))
         return squares
 
     def add(self, gradients: Tensor, factors: Tensor, total: Tensor) -> None:
         """Add ``sum_i factors[i] * gradients[i]`` to `total`, one example after the other, in float64."""
         factors = factors.contiguous()
-        self._code.add(_pointer(gradients), ctypes.c_int64(len(factors)), _pointer(factors), _pointer(total))
+        self._code.add(pointer(gradients), ctypes.c_int64(len(factors)), pointer(factors), pointer(total))
 
     def in_order(self, values: Tensor) -> dict[str, Tensor]:
         """Split ``[..., size]`` into the trained parameters, each flat in its own order."""
@@ -84,8 +85,8 @@ class Chain:
         parameters = [values for layer in self.layers for values in _fixed_parameters(layer)]
         weights, (height, width, channels) = self._packed(parameters), self.layers[0].image
         work, gradients = self.work(4), torch.empty((2, self.size))
-        logits = self.forward(_digits(4, channels, height, width) + 0.5, weights, work)
-        squares = self.backward(work, weights, _digits(2, 2, self.classes), gradients)
+        logits = self.forward(digits(4, channels, height, width) + 0.5, weights, work)
+        squares = self.backward(work, weights, digits(2, 2, self.classes), gradients)
         digest = hashlib.sha256()
         for values in (logits, squares, gradients):
             digest.update(values.numpy().data)
@@ -95,17 +96,7 @@ class Chain:
 def _fixed_parameters(layer: Layer) -> list[Tensor]:
     shape = (layer.output[2], layer.image[2], *layer.kernel)
     scale = 2.0 / torch.Size(shape[1:]).numel() ** 0.5
-    return [scale * _digits(*(shape if name == layer.weight else shape[:1])) for name in layer.parameters]
-
-
-def _digits(*shape: int) -> Tensor:
-    """Return numbers in [-0.5, 0.5), by operations that every processor rounds alike."""
-    integers = torch.arange(torch.Size(shape).numel()) * 40503 % 65536
-    return (integers.double() / 65536 - 0.5).float().view(shape)
-
-
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+    return [scale * digits(*(shape if name == layer.weight else shape[:1])) for name in layer.parameters]
 
 
 def compiled_chain(model: nn.Module, input_shape: tuple[int, ...]) -> Chain | None:

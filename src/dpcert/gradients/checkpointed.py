@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.func import vmap
 
 from .engine import LossOfOne
+from .layers import Buffers
 from .parts import Part
 from .traced import Run, Traced
 
@@ -95,4 +96,4 @@ class Checkpointed:
                 found = torch.autograd.grad(result, wanted, arriving, allow_unused=True, materialize_grads=True)
             arriving = found[-1] if passes_on else None
             unused = self._traced.unused if place == len(self._segments) - 1 else []
-            yield self._traced.parts(run, found, model, [*segment.names, *unused], self._shape[0], {})
+            yield self._traced.parts(run, found, model, [*segment.names, *unused], self._shape[0], lambda place: Buffers())

@@ -1,7 +1,8 @@
 """Choose the engine for a model: the fastest one that agrees with the reference, otherwise the reference engine.
 
-``auto`` compiles a chain of known layers if the run is long enough to pay for it, and measures both engines then. The choice
-has a name (`name_of`) that is stored in checkpoints: a resumed run, and every rank, repeats it with `repeat`.
+If the run is long enough to pay for it, ``auto`` measures more on this processor: a chain of known layers as machine code; for
+large weights, which library multiplies and whether machine code sums (`parts.Arithmetic`). The choice has a name (`name_of`)
+that is stored in checkpoints: a resumed run, and every rank, repeats it with `repeat`.
 """
 
 import time
@@ -14,14 +15,16 @@ from ..errors import ConfigError
 from ..isolation import dissimilar_rows
 from ..losses import cross_entropy
 from .compiled import Compiled, compiled_engine
-from .engine import Clip, Engine, LossOfOne
+from .engine import Clip, Engine, LossOfOne, trainable
 from .layerwise import Layerwise
+from .parts import PLAIN, arithmetics, is_large
 from .vmap import clipped_sum, per_example_gradients
 
 AUTO, COMPILED, LAYERWISE, VMAP = ENGINES = ("auto", "compiled", "layerwise", "vmap")
 _WORTH_COMPILING = 20.0  # seconds of processor time; compiling takes about two and saves half of the others
 _CLEARLY_FASTER = 0.9
 _TIMED_ROWS = 96
+_WORTH_COMPARING = 20_000  # rows of a model with large weights; to compare all ways to compute their gradients takes 1,500
 _AGREEMENT = 1e-3  # of an example's largest gradient: float32 rounding is far below, a wrong rule far above
 
 
@@ -49,10 +52,8 @@ def choose(
     engine = Layerwise(checkpointing)
     reason = engine.unsupported(model, input_shape) or _disagreement(engine, model, loss, input_shape)
     if reason is None:
-        compiled = None if name == LAYERWISE or checkpointing else _faster_than(engine, model, loss, input_shape, rows)
-        if compiled is not None:
-            return _each(compiled, workers)
-        return (engine, *(Layerwise(checkpointing) for _ in range(workers - 1)))
+        fastest = None if name == LAYERWISE or checkpointing else _faster_than(engine, model, loss, input_shape, rows)
+        return _each(fastest or engine, workers, checkpointing)
     if checkpointing:
         raise ConfigError(f"gradients.checkpointing cannot be used with this model: {reason}; turn it off")
     if name == LAYERWISE:
@@ -61,20 +62,31 @@ def choose(
 
 
 def name_of(engine: Engine) -> str:
-    """Return the name of a choice; that of machine code ends with what identifies its bits."""
+    """Return the name of a choice. If it was made by measurement, further words identify the bits that it gives."""
     if isinstance(engine, Compiled):
         return f"{COMPILED} {engine.fingerprint}"
-    return LAYERWISE if isinstance(engine, Layerwise) else VMAP
+    return f"{LAYERWISE} {engine.arithmetic.name}".strip() if isinstance(engine, Layerwise) else VMAP
+
+
+def was_measured(name: str) -> bool:
+    """Return whether the choice called `name` was made by measurement, so that another processor may have made another."""
+    return " " in name
 
 
 def repeat(name: str, model: nn.Module, input_shape: tuple[int, ...], workers: int = 1) -> tuple[Engine, ...] | None:
-    """Return the machine code called `name`; None if this machine cannot make machine code that computes the same bits."""
-    engine = compiled_engine(model, input_shape, Layerwise())
-    return None if engine is None or name_of(engine) != name else _each(engine, workers)
+    """Return the measured choice called `name`; None if this machine cannot make machine code that computes the same bits."""
+    engines: list[Compiled | Layerwise | None] = (
+        [compiled_engine(model, input_shape, Layerwise())]
+        if name.startswith(COMPILED)
+        else [Layerwise(arithmetic=arithmetic) for arithmetic in arithmetics()]
+    )
+    return next((_each(engine, workers) for engine in engines if engine is not None and name_of(engine) == name), None)
 
 
-def _each(engine: Compiled, workers: int) -> tuple[Engine, ...]:
-    return (engine, *(engine.another(Layerwise()) for _ in range(workers - 1)))
+def _each(engine: Compiled | Layerwise, workers: int, checkpointing: bool = False) -> tuple[Engine, ...]:
+    if isinstance(engine, Compiled):
+        return (engine, *(engine.another(Layerwise()) for _ in range(workers - 1)))
+    return (engine, *(Layerwise(checkpointing, engine.arithmetic) for _ in range(workers - 1)))
 
 
 def _compiled_or_refuse(model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...]) -> Compiled:
@@ -88,18 +100,30 @@ def _compiled_or_refuse(model: nn.Module, loss: LossOfOne, input_shape: tuple[in
 
 def _faster_than(
     plain: Layerwise, model: nn.Module, loss: LossOfOne, input_shape: tuple[int, ...], rows: int
-) -> Compiled | None:
-    """Return machine code for the model if the rows are worth compiling it, it agrees and it is clearly faster."""
-    if not rows or layers_of(model, input_shape) is None:
+) -> Compiled | Layerwise | None:
+    """Return an engine that agrees and is clearly faster on this processor, if the rows are worth looking for one."""
+    chain, large = layers_of(model, input_shape) is not None, rows > _WORTH_COMPARING and _has_large_weights(model)
+    if not rows or not (chain or large):
         return None
     try:
         seconds = _seconds(plain, model, input_shape)
-        engine = compiled_engine(model, input_shape, Layerwise()) if rows * seconds / _TIMED_ROWS > _WORTH_COMPILING else None
-        if engine is None or _disagreement(engine, model, loss, input_shape) is not None:
+        if rows * seconds / _TIMED_ROWS <= _WORTH_COMPILING:
             return None
-        return engine if _seconds(engine, model, input_shape) < _CLEARLY_FASTER * seconds else None
+        code = compiled_engine(model, input_shape, Layerwise()) if chain else None
+        others = [Layerwise(arithmetic=other) for other in arithmetics() if other != PLAIN] if large else []
+        timed = {
+            _seconds(engine, model, input_shape): engine
+            for engine in ([code] if code else others)
+            if _disagreement(engine, model, loss, input_shape) is None
+        }
+        return timed[min(timed)] if timed and min(timed) < _CLEARLY_FASTER * seconds else None
     except RuntimeError:  # too little memory for the comparison; a step takes fewer rows at a time if it must
         return None
+
+
+def _has_large_weights(model: nn.Module) -> bool:
+    on_the_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    return on_the_cpu and any(is_large(parameter.numel()) for parameter in trainable(model).values())
 
 
 class _Unclipped:

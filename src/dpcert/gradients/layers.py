@@ -12,9 +12,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import Allocate, ChannelsLast, Instantiated, Part, deferred_product, factors_are_cheaper, is_large, product
+from .parts import (
+    PLAIN,
+    Allocate,
+    Arithmetic,
+    ChannelsLast,
+    Instantiated,
+    Part,
+    deferred_product,
+    factors_are_cheaper,
+    is_large,
+    product,
+)
 
-Buffers = dict[Any, Tensor]
+
+class Buffers(dict[Any, Tensor]):
+    """Memory that every step uses again, and how large gradients are computed in it."""
+
+    def __init__(self, arithmetic: Arithmetic = PLAIN) -> None:
+        super().__init__()
+        self.arithmetic = arithmetic
+
+
 Rule = Callable[[Any, Tensor, Tensor, int, Buffers], dict[str, Part]]
 
 
@@ -36,7 +55,7 @@ def linear(layer: nn.Linear, x: Tensor, delta: Tensor, examples: int, buffers: B
     """W x + b: the product over views and positions."""
     inputs = x.reshape(examples, -1, layer.in_features)
     deltas = delta.reshape(examples, -1, layer.out_features)
-    return {"weight": product(inputs, deltas, _memory(layer, deltas, buffers)), **_bias(layer, deltas)}
+    return {"weight": product(inputs, deltas, _memory(layer, deltas, buffers), buffers.arithmetic), **_bias(layer, deltas)}
 
 
 def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Buffers) -> dict[str, Part]:
@@ -45,7 +64,7 @@ def convolution(layer: Any, x: Tensor, delta: Tensor, examples: int, buffers: Bu
     bias = _bias(layer, deltas)
     if layer.in_channels == 1 and len(layer.kernel_size) == 2 and layer.kernel_size[1] < 32:
         inputs, deltas = _shifted_images(layer, _padded(layer, x), delta, examples, buffers)
-        return {"weight": product(inputs, deltas, _memory(layer, deltas, buffers)), **bias}
+        return {"weight": product(inputs, deltas, _memory(layer, deltas, buffers), buffers.arithmetic), **bias}
     kernel, channels = layer.kernel_size, layer.in_channels
     if layer.groups == 1:
         return {"weight": ChannelsLast(_ungrouped(layer, x, deltas, buffers), (layer.out_channels, *kernel, channels)), **bias}
@@ -79,8 +98,10 @@ def _ungrouped(layer: Any, x: Tensor, deltas: Tensor, buffers: Buffers) -> Part:
     width_in = layer.in_channels * torch.Size(layer.kernel_size).numel()
     allocate = _memory(layer, deltas, buffers)
     if factors_are_cheaper(summed, width_in, width_out) or not is_large(width_in * width_out):
-        return product(_patches(layer, _padded(layer, x), examples, buffers).flatten(2), deltas, allocate)
-    return deferred_product(_PatchesOfSome(layer, x, len(x) // examples, buffers), deltas, width_in, allocate)
+        return product(_patches(layer, _padded(layer, x), examples, buffers).flatten(2), deltas, allocate, buffers.arithmetic)
+    return deferred_product(
+        _PatchesOfSome(layer, x, len(x) // examples, buffers), deltas, width_in, allocate, buffers.arithmetic
+    )
 
 
 class _PatchesOfSome:

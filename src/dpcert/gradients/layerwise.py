@@ -21,7 +21,7 @@ from ..row_proof import prove, state_of
 from .checkpointed import Checkpointed, Segment, segments
 from .engine import ClippedSum, Clipping, LossOfOne, empty_sum, trainable
 from .layers import RULES, Buffers, Call, has_rule
-from .parts import Instantiated, Part, total
+from .parts import PLAIN, Arithmetic, Instantiated, Part, total
 from .sums import Sums, pieces
 from .traced import Traced
 
@@ -86,7 +86,8 @@ class Layerwise:
     With `checkpointing` it keeps few activations and computes the others again: the same bits in less memory and more time.
     """
 
-    def __init__(self, checkpointing: bool = False) -> None:
+    def __init__(self, checkpointing: bool = False, arithmetic: Arithmetic = PLAIN) -> None:
+        self.arithmetic = arithmetic
         self._buffers: dict[Any, Buffers] = {}  # by position of the call: a layer used twice has two
         self._skeleton: _Skeleton | None = None
         self._traced: dict[tuple[int, ...], Traced | None] = {}  # by shape of an example
@@ -133,16 +134,19 @@ class Layerwise:
         whole_batch = keeps_rows_apart(model, tuple(views.shape[2:])) and not skeleton.without_rule
         traced = None if whole_batch and not self._checkpointing else self._trace(model, tuple(views.shape[2:]))
         if traced is not None:
-            return traced.per_example(model, loss, views, labels, self._buffers)
+            return traced.per_example(model, loss, views, labels, self._memory)
         calls, deltas, rest = (_on_the_batch if whole_batch else _on_each_example)(skeleton, loss, views, labels)
         parts: dict[str, list[Part]] = {name: [Instantiated(gradient.flatten(1))] for name, gradient in rest.items()}
         with torch.no_grad():
             for place, (call, delta) in enumerate(zip(calls, deltas, strict=True)):
-                rule, buffers = RULES[type(call.layer)], self._buffers.setdefault(place, {})
-                for local, part in rule(call.layer, _full(call.inputs), _full(delta), len(views), buffers).items():
+                rule = RULES[type(call.layer)]
+                for local, part in rule(call.layer, _full(call.inputs), _full(delta), len(views), self._memory(place)).items():
                     parts.setdefault(_prefixed(call.name, local), []).append(part)
         skeleton.calls.clear()
         return {name: total(parts[name]) for name in skeleton.parameters}
+
+    def _memory(self, place: Any) -> Buffers:
+        return self._buffers.setdefault(place, Buffers(self.arithmetic))
 
     def _prepared(self, model: nn.Module) -> _Skeleton:
         if self._skeleton is None or not self._skeleton.fits(model):

@@ -4,13 +4,15 @@ All forms compute the norms and the weighted sum in float64 from the same float3
 clipping is the norm of what is summed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from ..chains.sums import SumCode, sum_code
 
 WIDEST = 16384  # gradients with more entries are converted to float64 in blocks
 _IN_CACHE = 1 << 18  # entries of a block
@@ -191,31 +193,84 @@ class Formed:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Gradients of a few examples in float32, ``[m, size]``, in memory that is used again.
+
+    Machine code computes their norms and sums in float64.
+    """
+
+    gradients: Tensor
+    squares: Tensor
+    code: SumCode
+    deferred: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int:
+        """Entries of one gradient."""
+        return self.gradients.shape[1]
+
+    def of(self, some: slice) -> "Kept":
+        """Some rows."""
+        return Kept(self.gradients[some], self.squares[some], self.code)
+
+    def norms_squared(self) -> Tensor:
+        """Known since they were formed."""
+        return self.squares
+
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
+        """One example after the other, in float64."""
+        return self.code.add(self.gradients, factors, factors.new_zeros(self.size) if total is None else total)
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """Already in order."""
+        return flat
+
+    def instantiate(self) -> Tensor:
+        """Return a copy."""
+        return self.gradients.clone()
+
+    def without(self, rows: Tensor) -> "Kept":
+        """Zero rows."""
+        return Kept(torch.where(rows[:, None], 0.0, self.gradients), torch.where(rows, 0.0, self.squares), self.code)
+
+
+@dataclass(frozen=True)
 class Deferred:
     """Large gradients, formed for a few examples at a time.
 
     All b of them at once would need b times the memory of the parameter and leave the cache between norm and sum.
-    ``form(some)`` yields the gradients of some examples, flat; the next one may use the memory of the one before.
+    ``form(some, into)`` writes the gradients of some examples, flat. With `code` they stay in float32, and machine code
+    computes norm and sum.
     """
 
-    form: Callable[[range], Iterable[Tensor]]
+    form: Callable[[range, Tensor], None]
     examples: int
     size: int
     allocate: "Allocate"
     excluded: Tensor | None = None
+    code: SumCode | None = None
     deferred: ClassVar[bool] = True
 
-    def of(self, some: slice) -> Formed:
-        """Form the gradients of some examples, in float64: norm and sum read the same numbers."""
+    def of(self, some: slice) -> Formed | Kept:
+        """Form the gradients of some examples: norm and sum read the same numbers."""
         examples = range(*some.indices(self.examples))
-        wide = self.allocate((len(examples), self.size), torch.float64)
-        for row, gradient in zip(wide, self.form(examples), strict=True):
-            row.copy_(gradient)
-        norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
-        formed = Formed(wide, norms.square())
+        formed = self._wide(examples) if self.code is None else self._kept(examples, self.code)
         return formed if self.excluded is None else formed.without(self.excluded[some])
 
-    def _each(self) -> Iterator[Formed]:
+    def _wide(self, examples: range) -> Formed:
+        wide = self.allocate((len(examples), self.size), torch.float64)
+        self.form(examples, wide)
+        norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
+        return Formed(wide, norms.square())
+
+    def _kept(self, examples: range, code: SumCode) -> Kept:
+        kept, squares = self.allocate((len(examples), self.size), torch.float32), []
+        for example, row in zip(examples, kept, strict=True):
+            self.form(range(example, example + 1), row[None])
+            squares.append(code.squares(row))  # while it is in the cache
+        return Kept(kept, torch.tensor(squares, dtype=torch.float64), code)
+
+    def _each(self) -> Iterator[Formed | Kept]:
         return (self.of(slice(example, example + 1)) for example in range(self.examples))
 
     def norms_squared(self) -> Tensor:
@@ -333,6 +388,35 @@ def _added(found: Tensor, total: Tensor | None) -> Tensor:
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]  # memory that every step reuses
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """How large gradients are formed and summed on a CPU: which is faster depends on the processor.
+
+    The results differ in rounding errors only, so a run keeps the one it began with.
+    """
+
+    blas: bool = False  # single products by PyTorch's own library instead of oneDNN
+    code: SumCode | None = None
+
+    @property
+    def name(self) -> str:
+        """Name what decides the bits, for checkpoints; empty for the arithmetic that needs no choice."""
+        return " ".join([*["blas"] * self.blas, *([] if self.code is None else [f"sums-{self.code.fingerprint()}"])])
+
+    def suits(self, like: Tensor) -> bool:
+        """Return whether this is a matter of choice for such gradients."""
+        return like.device.type == "cpu" and like.dtype == torch.float32
+
+
+PLAIN = Arithmetic()
+
+
+def arithmetics() -> list[Arithmetic]:
+    """Return what this machine can choose from."""
+    codes = [None] if sum_code() is None else [None, sum_code()]
+    return [Arithmetic(blas, code) for code in codes for blas in (False, True)]
+
+
 def factors_are_cheaper(summed: int, width_in: int, width_out: int) -> bool:
     """Compare the number of multiplications and float64 writes of the two forms."""
     instantiated = width_in * width_out * (summed + 8)
@@ -340,28 +424,36 @@ def factors_are_cheaper(summed: int, width_in: int, width_out: int) -> bool:
     return factored < instantiated
 
 
-def product(inputs: Tensor, deltas: Tensor, allocate: Allocate) -> Part:
+def product(inputs: Tensor, deltas: Tensor, allocate: Allocate, arithmetic: Arithmetic = PLAIN) -> Part:
     """Return deltas[i]^T inputs[i] in the cheapest form; `allocate` gives the memory for gradients with many entries."""
     summed, width_in, width_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if factors_are_cheaper(summed, width_in, width_out):
         return Factored(inputs, deltas)
     if is_large(width_in * width_out):
-        return deferred_product(lambda some: inputs[some.start : some.stop], deltas, width_in, allocate)
+        return deferred_product(lambda some: inputs[some.start : some.stop], deltas, width_in, allocate, arithmetic)
     return Instantiated(torch.bmm(deltas.mT, inputs).flatten(1))
 
 
-def deferred_product(inputs: Callable[[range], Tensor], deltas: Tensor, width_in: int, allocate: Allocate) -> Deferred:
+def deferred_product(
+    inputs: Callable[[range], Tensor], deltas: Tensor, width_in: int, allocate: Allocate, arithmetic: Arithmetic = PLAIN
+) -> Deferred:
     """Return deltas[i]^T inputs[i], formed later. ``inputs(some)`` gives ``[m, s, width_in]``, in the same memory each time."""
-    each = deltas.mT.unbind()
+    each, suits = deltas.mT.unbind(), arithmetic.suits(deltas)
+    blas = suits and arithmetic.blas
+    one_by_one = blas or _one_by_one(deltas)
 
-    def form(some: range) -> Iterator[Tensor]:
-        if not _one_by_one(deltas):
-            yield from torch.bmm(deltas[some.start : some.stop].mT, inputs(some)).flatten(1)
+    def form(some: range, into: Tensor) -> None:
+        if not one_by_one:
+            into.copy_(torch.bmm(deltas[some.start : some.stop].mT, inputs(some)).flatten(1))
             return
-        for example in some:
-            yield _onednn_product(each[example], inputs(range(example, example + 1))[0].mT).view(-1)
+        for row, example in zip(into, some, strict=True):
+            seen = inputs(range(example, example + 1))[0]
+            if blas and into.dtype == deltas.dtype:
+                torch.mm(each[example], seen, out=row.view(-1, width_in))
+            else:
+                row.copy_((each[example] @ seen if blas else _onednn_product(each[example], seen.mT)).view(-1))
 
-    return Deferred(form, len(deltas), width_in * deltas.shape[2], allocate)
+    return Deferred(form, len(deltas), width_in * deltas.shape[2], allocate, code=arithmetic.code if suits else None)
 
 
 def is_large(size: int) -> bool:

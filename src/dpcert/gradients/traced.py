@@ -5,7 +5,7 @@ without a record for differentiation. A parameter that no layer owns (a class to
 copy per row where it meets the rows; the gradient of the copies is the gradient per row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ class Traced:
         return node.name in self.proven.batch_dims and (expands or is_elementwise(node))
 
     def per_example(
-        self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, buffers: dict[Any, Buffers]
+        self, model: nn.Module, loss: LossOfOne, views: Tensor, labels: Tensor, memory: Callable[[Any], Buffers]
     ) -> dict[str, Part]:
         """Return the per-example gradients of every trained parameter."""
         self.proven.refresh(model)
@@ -84,7 +84,7 @@ class Traced:
             logits = run.run(views.flatten(0, 1), enable_io_processing=False)
             losses = vmap(loss)(torch.unflatten(logits, 0, views.shape[:2]), labels)
             deltas = torch.autograd.grad(losses.sum(), run.outputs, allow_unused=True, materialize_grads=True)
-        return self.parts(run, deltas, model, self.names, len(views), buffers)
+        return self.parts(run, deltas, model, self.names, len(views), memory)
 
     def parts(
         self,
@@ -93,14 +93,14 @@ class Traced:
         model: nn.Module,
         names: list[str],
         examples: int,
-        buffers: dict[Any, Buffers],
+        memory: Callable[[Any], Buffers],
     ) -> dict[str, Part]:
         """Return the gradients of the parameters `names`, from a run and the gradients of its `outputs`."""
         parts: dict[str, list[Part]] = {}
         with torch.no_grad():
             for call, place, delta in zip(run.calls, run.places, deltas, strict=False):
-                rule, memory = RULES[type(call.layer)], buffers.setdefault(place, {})
-                for local, part in rule(call.layer, _full(call.inputs), _full(delta), examples, memory).items():
+                rule = RULES[type(call.layer)]
+                for local, part in rule(call.layer, _full(call.inputs), _full(delta), examples, memory(place)).items():
                     parts.setdefault(f"{call.name}.{local}", []).append(part)
             for copies, delta in zip(run.copies, deltas[len(run.calls) :], strict=False):
                 parts.setdefault(copies.name, []).append(_of_copies(copies, _full(delta), examples))

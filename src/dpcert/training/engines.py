@@ -3,7 +3,7 @@
 from torch import nn
 
 from ..errors import RunError
-from ..gradients.choose import AUTO, COMPILED, choose, name_of, repeat
+from ..gradients.choose import AUTO, COMPILED, choose, name_of, repeat, was_measured
 from ..gradients.engine import Engine, LossOfOne
 from ..scale.world import World
 from ..workers import worker_count
@@ -30,7 +30,7 @@ def engines_for(
     workers, made = worker_count(next(network.parameters()).device), list[Engine]()
 
     def decide() -> bytes:
-        if asked == AUTO and before.startswith(COMPILED):
+        if asked == AUTO and was_measured(before):
             return f"{_MUST}{before}".encode()
         share = 0 if before else rows // world.size
         made.extend(choose(asked, network, loss, input_shape, workers, checkpointing, share))
@@ -38,13 +38,13 @@ def engines_for(
 
     decided = world.first(decide).decode()
     name = decided[1:]
-    if name.startswith(COMPILED):
+    if was_measured(name):
         engines = tuple(made) or repeat(name, network, input_shape, workers)
         if not world.any(engines is None) and engines is not None:
             return engines, name
         if decided.startswith(_MUST):
             raise RunError(
-                f"the gradients of this run are computed by {name!r}, which cannot be compiled here with the same bits; "
+                f"the gradients of this run are computed by {name!r}, which cannot be made here with the same bits; "
                 "resume it where it was started, or accept other rounding errors: --set gradients.engine=layerwise"
             )
         made.clear()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..errors import DpcertWarning, LedgerError, RunError
-from ..gradients.choose import COMPILED
+from ..gradients.choose import was_measured
 from ..gradients.engine import trainable
 from ..interrupts import Interrupted
 from ..methods import Method
@@ -216,7 +216,7 @@ def finish(training: Training, begun: Begun, labels: Callable[[], dict[str, str]
     facts |= {"ledger_head": ledger.head, "ledger_sha256": ledger.sha256, "format": FORMAT}
     facts |= {"input_shape": canonical_json(list(training.data.input_shape)), "classes": str(plan.classes)}
     facts |= {} if averaging is None else {"averaging": averaging}
-    facts |= {"engine": training.engine} if training.engine.startswith(COMPILED) else {}
+    facts |= {"engine": training.engine} if was_measured(training.engine) else {}
     write_atomically(directory.curve, curve_file(begun.keeper.points, plan, statement))
     write_atomically(directory.model, model_bytes(training.model, {**public, **facts}))
     directory.forget_secrets()
