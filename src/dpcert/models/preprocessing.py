@@ -15,7 +15,7 @@ _LARGEST_SIDE = 1024
 class Resize(nn.Module):
     """Resize images to ``size x size`` pixels, bicubic; smoothed first where pixels are dropped.
 
-    It is a linear map of each axis, computed as two products: the resizing of ONNX Runtime takes longer than EfficientNet-Lite0.
+    A linear map of each axis, as two products: the resizing of ONNX Runtime takes longer than all of EfficientNet-Lite0.
     """
 
     rows: Tensor
