@@ -15,7 +15,7 @@ from .architectures import MODELS
 from .factory import Factory, Shape, build_custom
 from .parts import ALL, freeze_others
 from .resnet import stages_of
-from .systems import DENOISER, as_system
+from .systems import CHARGED, DENOISER, UNIFORM, as_system
 from .weights import PublicWeights, load_public, read_weights, with_statistics_of
 
 _SETTINGS = ("input_size", "width", "pool", "norm", "blur", "input_scale", "stages")
@@ -27,6 +27,7 @@ class ModelSpec:
     """A packaged model by name, or the name of a custom factory, and how training starts.
 
     `system` makes it the model of another system (`systems`), with noise of standard deviation `noise` in units of the input.
+    With `noise_weights` charged, its noise scales are uniform until training has released others (`training.noise_weights`).
     """
 
     name: str = "cnn"
@@ -77,8 +78,9 @@ class ModelSpec:
             if self.noise is not None or self.noise_weights is not None:
                 raise ModelError("model.noise and model.noise_weights belong to a model.system; set it, or remove them")
             return network
+        weights = UNIFORM if self.noise_weights == CHARGED else self.noise_weights  # until training releases others
         with _seeded(seed):
-            return as_system(self.system, network, input_shape, 0.5 if self.noise is None else self.noise, self.noise_weights)
+            return as_system(self.system, network, input_shape, 0.5 if self.noise is None else self.noise, weights)
 
     def _network(self, input_shape: Shape, classes: int, *, seed: int | None, factory: Factory | None) -> nn.Module:
         if factory is not None:

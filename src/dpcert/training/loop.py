@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from .curve import COARSER
 from .engines import engines_for
 from .features import PRECISIONS, ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
 from .lifecycle import Begun, Training, begin_in, begin_in_memory, finish, is_finished, reload, remembering
+from .noise_weights import refuse_unusable, release_noise_weights
 from .optimizers import set_learning_rate
 from .phases import phases_of
 from .provenance import initial_facts
@@ -67,11 +68,14 @@ class Run:
         return self.statement.epsilon
 
 
-def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = ALL) -> Plan:
+def plan_for(
+    data: Dataset, method: Method, settings: Settings, trains: str = ALL, noise_weights: str | Sequence[float] | None = None
+) -> Plan:
     """Return the plan: a function of public numbers only. A trial of a charged search has its own budget."""
     assert data.size is not None and data.classes is not None
+    refuse_unusable(settings, method, noise_weights)
     selection, target = settings.search.selection, settings.privacy.epsilon
-    *earlier, last = phases_of(settings, data.size, trains, adversarial=is_adversarial(method))
+    *earlier, last = phases_of(settings, data.size, trains, adversarial=is_adversarial(method), noise_weights=noise_weights)
     plan = make_plan(
         dataset_size=data.size,
         size_given=data.size_given,
@@ -126,8 +130,8 @@ def fit(
     """
     device = choose_device(device_name(world, settings.train.device))
     check_model(model, data.input_shape, data.classes or 0)
-    trains = spec_of(model).train
-    plan = plan_for(data, method, settings, trains)
+    trains, noise_weights = spec_of(model).train, spec_of(model).noise_weights
+    plan = plan_for(data, method, settings, trains, noise_weights)
     keep_freed_memory()
     if settings.train.threads:
         torch.set_num_threads(settings.train.threads)
@@ -136,7 +140,8 @@ def fit(
     progress = progress if world.is_first else silent
     for remark in method.remarks if world.is_first else ():
         warnings.warn(remark, DpcertWarning, stacklevel=2)
-    phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method))
+    adversarial = is_adversarial(method)
+    phases = phases_of(settings, plan.dataset_size, trains, adversarial=adversarial, noise_weights=noise_weights)
     checking = _named(progress, "data", 0, plan.steps) if is_read_by_index(data.x_train) else silent
     training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data, checking))
     agree_on_request(world, training, device)
@@ -184,7 +189,10 @@ def _train(training: Training, begun: Begun, labels: Callable[[], dict[str, str]
         for index in range(training.phase, len(training.phases)):
             if index != training.phase:
                 training.enter(index)
-            _run_phase(training, begun, progress)
+            if training.phases[index].releases_noise_weights:
+                release_noise_weights(training, begun, progress, _named(progress, "noise weights", 0, training.plan.steps))
+            else:
+                _run_phase(training, begun, progress)
             training.average.release()
     statement = finish(training, begun, labels)
     begun.world.agree("the ledger", begun.ledger.sha256)  # no rank returns before rank 0 has written the run
