@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..certification.metrics import largest_radius
-from ..privacy.ledger import NOISE_WEIGHTS
 from ..rounding import ceil_text
 from ..store.metrics import PLACES
 from .statistics import by_class, weakest
@@ -64,7 +63,7 @@ _PARTS = {
     "head": "the last layer",
     "norms": "the scales and shifts of the normalization layers",
     "biases": "the biases",
-    NOISE_WEIGHTS: "the noise scales of the channels",
+    "noise weights": "the noise scales of the channels",
 }
 CLASSES = {
     "fashion-mnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),

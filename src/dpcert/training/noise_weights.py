@@ -10,8 +10,7 @@ resumed run repeats it.
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -20,20 +19,11 @@ from torch.func import grad, vmap
 
 from ..data.ahead import as_in_steps
 from ..data.dataset import Dataset
-from ..errors import ConfigError
 from ..gradients.engine import Clip, ClippedSum, FirstOnly, clip_and_sum
-from ..interrupts import stop_requests
-from ..methods import Method
 from ..models.noisy import NoisyModel
-from ..models.systems import CHARGED, floored, of_channels, probed_copy, set_weights
-from ..privacy.clipping import Flat
-from ..privacy.mechanism import Mechanism
-from ..privacy.unbounded import UNBOUNDED
-from ..progress import Progress
+from ..models.systems import of_channels, probed_copy
 from ..scale.world import ALONE, World
 from ..workers import parallel_map, worker_count
-from .lifecycle import Begun, Training
-from .settings import Settings
 from .step import StopAskedError, never
 
 _ROWS = 128  # records at a time, whatever their number: rounding does not depend on it
@@ -42,48 +32,6 @@ Tell = Callable[[int, int], None]
 
 def _untold(done: int, total: int) -> None:
     pass
-
-
-def refuse_unusable(settings: Settings, method: Method, noise_weights: str | Sequence[float] | None) -> None:
-    """Raise if noise weights cannot be charged for this method, or if keys are set that nothing uses."""
-    if noise_weights != CHARGED:
-        for key in ("noise_weights_budget", "noise_weights_clip"):
-            if getattr(settings.privacy, key) is not None:
-                raise ConfigError(f"privacy.{key} is set, but model.noise_weights is not {CHARGED}; remove it")
-    elif method.clip_rule.name in UNBOUNDED:
-        raise ConfigError(
-            f"model.noise_weights is {CHARGED!r}, but method {method.name} (clip rule {method.clip_rule.name}) is not private, "
-            "so there is no budget to charge; use initialization or uniform"
-        )
-
-
-def release_noise_weights(training: Training, begun: Begun, progress: Progress, tell: Tell) -> None:
-    """Take the one step of the phase: charge it, release the mean, and give the model its noise scales.
-
-    Does nothing in a resumed run whose checkpoint has them. `tell` shows the pass over the records.
-    """
-    model, world, step, total = training.model, begun.world, training.first_step, training.plan.steps
-    assert isinstance(model, NoisyModel), "`ModelSpec` builds no other model with charged weights"
-    if begun.first > step:
-        return
-    mechanism = Mechanism(training.plan, begun.key, begun.ledger)
-    if mechanism.charge(step):
-        world.wait()  # no rank computes before rank 0 has charged the step durably
-    clip = Clip(Flat(), training.phases[training.phase].clip_norm)
-    with stop_requests(alone=world.size == 1) as asked_to_stop:
-        share, done = None, step
-        with suppress(StopAskedError):
-            share = clipped_sum(model, training.data, clip, world, tell, lambda: bool(asked_to_stop))
-        stopped = world.any(share is None)
-        if share is not None and not stopped:
-            clipped = world.sum(share)
-            mean = world.from_first(lambda: mechanism.release(clipped, step), like=clipped.value)
-            set_weights(model, floored(mean.clamp(min=0.0)))
-            done = step + 1
-            if begun.keeper is not None:
-                begun.keeper.save(done)
-            progress(done, total)
-        begun.settle(done, total, stop=world.any(bool(asked_to_stop)))
 
 
 def clipped_sum(

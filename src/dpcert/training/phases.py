@@ -11,9 +11,12 @@ the noise scales of the channels follow (`noise_weights`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import ConfigError
+from ..methods import Method
 from ..models.parts import HEAD
 from ..models.systems import CHARGED
 from ..privacy.ledger import NOISE_WEIGHTS
+from ..privacy.unbounded import UNBOUNDED
 from .settings import HeadConfig, Settings, TrainConfig
 
 USUAL_SHARE, USUAL_CLIP = 0.03, 0.005  # of the release of noise weights
@@ -73,3 +76,16 @@ def _phases_that_train(settings: Settings, dataset_size: int, trains: str, *, ad
     batch_size = min(head.batch_size or dataset_size, dataset_size)
     first = PhaseSettings(HEAD, head, batch_size, head.steps, head.clip_norm, None if alone else head.budget)
     return (first,) if alone else (first, main)
+
+
+def refuse_unusable(settings: Settings, method: Method, noise_weights: str | Sequence[float] | None) -> None:
+    """Raise if noise weights cannot be charged for this method, or if keys are set that nothing uses."""
+    if noise_weights != CHARGED:
+        for key in ("noise_weights_budget", "noise_weights_clip"):
+            if getattr(settings.privacy, key) is not None:
+                raise ConfigError(f"privacy.{key} is set, but model.noise_weights is not {CHARGED}; remove it")
+    elif method.clip_rule.name in UNBOUNDED:
+        raise ConfigError(
+            f"model.noise_weights is {CHARGED!r}, but method {method.name} (clip rule {method.clip_rule.name}) is not private, "
+            "so there is no budget to charge; use initialization or uniform"
+        )
