@@ -72,7 +72,7 @@ class Run:
 
 
 def plan_for(
-    data: Dataset, method: Method, settings: Settings, trains: str = ALL, noise_weights: str | Sequence[float] | None = None
+    data: Dataset, method: Method, settings: Settings, trains: str = ALL, weights: str | Sequence[float] | None = None
 ) -> Plan:
     """Return the plan: a function of public numbers only. A trial of a charged search has its own budget."""
     assert data.size is not None and data.classes is not None
