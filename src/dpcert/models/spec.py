@@ -49,6 +49,11 @@ class ModelSpec:
         """The settings of the architecture that have a value."""
         return {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
 
+    @property
+    def noise_inside(self) -> float:
+        """The standard deviation of the noise of a system: 0.5 unless it is set."""
+        return 0.5 if self.noise is None else self.noise
+
     def build(self, input_shape: Shape, classes: int, *, seed: int | None = None, factory: Factory | None = None) -> nn.Module:
         """Build the model ready for private training: public weights loaded, other parameters frozen, statistics fixed."""
         public = None if self.weights is None else read_weights(self.weights)
@@ -80,7 +85,7 @@ class ModelSpec:
             return network
         weights = UNIFORM if self.noise_weights == CHARGED else self.noise_weights  # until training releases others
         with _seeded(seed):
-            return as_system(self.system, network, input_shape, 0.5 if self.noise is None else self.noise, weights)
+            return as_system(self.system, network, input_shape, self.noise_inside, weights)
 
     def _network(self, input_shape: Shape, classes: int, *, seed: int | None, factory: Factory | None) -> nn.Module:
         if factory is not None:
