@@ -23,8 +23,10 @@ from dpcert.privacy.ledger import NOISE_WEIGHTS, Ledger
 from dpcert.privacy.mechanism import Mechanism
 from dpcert.privacy.noise import standard_normal
 from dpcert.rng import key_from_seed
+from dpcert.runs.resolve import resolve
 from dpcert.training import loop, noise_weights
 from dpcert.training.noise_weights import clipped_sum, vulnerabilities_of
+from dpcert.tuning.budget import releases_of
 from tests.conftest import blobs
 from tests.contracts.systems import CLASSES, SHAPE, fresh, network, trained
 from tests.training.test_phases import verify
@@ -242,6 +244,12 @@ def test_systems_without_noise_weights_refuse_charged_ones(system):
         ModelSpec("tiny", system=system, noise_weights="charged").bare(SHAPE, CLASSES, factory=lambda *_: network())
     with pytest.raises(ModelError, match="come from training"):
         as_system("securesgd", network(), SHAPE, 0.5, "charged")
+
+
+def test_a_charged_search_counts_the_release_of_every_trial():
+    config = resolve("mnist/securesgd", {"model.noise_weights": "charged", "train.epochs": 1})
+    data = SimpleNamespace(size=60_000, size_given=True, classes=10, classes_given=True, held_out=0, input_shape=(1, 28, 28))
+    assert [block[1:] for block in sorted(releases_of(config, data), key=lambda block: block[1])][-1] == (1.0, 1)
 
 
 def test_a_share_and_a_bound_of_ones_own():

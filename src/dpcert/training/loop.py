@@ -212,7 +212,7 @@ def _release_noise_weights(training: Training, begun: Begun, progress: Progress)
         return
     mechanism = Mechanism(training.plan, begun.key, begun.ledger)
     if mechanism.charge(step):
-        world.wait()  # no rank computes before rank 0 has charged the step durably
+        world.wait()  # as before every other step
     tell = _named(progress, NOISE_WEIGHTS, step, total)
     clip = Clip(Flat(), training.phases[training.phase].clip_norm)
     with stop_requests(alone=world.size == 1) as asked_to_stop:
