@@ -252,6 +252,13 @@ def test_a_charged_search_counts_the_release_of_every_trial():
     assert [block[1:] for block in sorted(releases_of(config, data), key=lambda block: block[1])][-1] == (1.0, 1)
 
 
+def test_shares_that_leave_nothing_for_training_are_refused():
+    with pytest.raises(
+        BudgetError, match=r"shares 0\.6 \(noise weights\) \+ 0\.5 \(head\) of the budget, which leaves nothing"
+    ):
+        train(noise_weights_budget=0.6, head={"steps": 3, "copies": 2, "budget": 0.5})
+
+
 def test_a_share_and_a_bound_of_ones_own():
     run = train(noise_weights_budget=0.5, noise_weights_clip=1e-6)
     usual = train()
