@@ -77,7 +77,7 @@ class PrivacyConfig(Section):
     clip_norm: float = Field(0.1, gt=0, le=1e6)
     noise_seed: int | None = Field(None, ge=0, lt=2**63)
     noise_weights_budget: float | None = Field(None, gt=0, lt=1)
-    noise_weights_clip: float | None = Field(None, gt=0, le=1e6)
+    noise_weights_clip: float | None = Field(None, ge=1e-12, le=1e6)
 
 
 class SearchConfig(Section):
