@@ -80,6 +80,14 @@ def test_within_five_percent_of_the_exact_norm_on_large_inputs(kernel, stride, p
     assert exact <= norm(layer, (1, size, size)) <= 1.05 * exact
 
 
+def test_padding_called_same_counts_the_dilation():
+    torch.manual_seed(0)
+    same, explicit = nn.Conv2d(1, 2, 3, padding="same", dilation=2), nn.Conv2d(1, 2, 3, padding=2, dilation=2)
+    explicit.load_state_dict(same.state_dict())
+    exact = float(torch.linalg.matrix_norm(materialized(explicit, (1, 6, 6)), ord=2))
+    assert exact <= norm(same, (1, 6, 6)) == norm(explicit, (1, 6, 6))
+
+
 def test_the_bound_of_stride_one_is_too_large_for_a_stride():
     """The twin: without the polyphase form the bound holds too, but it is far from tight."""
     torch.manual_seed(0)

@@ -157,6 +157,17 @@ def test_the_noise_of_stobatch_as_published_reveals_the_difference_of_two_images
         assert bool((seen[64:] == 0).all()) == revealed
 
 
+@pytest.mark.parametrize("name", [*SOUND, "securesgd-as-published", "stobatch-as-published"])
+def test_sound_systems_draw_fresh_noise_for_every_view(name):
+    """The same image twice, with one label: only noise can tell their first (not attacked) copies apart."""
+    method = method_of(name)
+    model, (x, labels) = fresh(name), images(1)
+    views = method.views(model, x.repeat(2, 1, 1, 1), labels.repeat(2), noise_for(method, model, 2)).flatten(2)
+    first = int(method.views.keep_original)
+    assert torch.equal(views[0, first], views[1, first]) == (name not in SOUND)
+    assert name not in SOUND or not torch.equal(views[:, -1], views[:, -2])
+
+
 def test_a_view_has_the_noise_of_the_law_at_every_site():
     """The law that the certificate assumes: input_scale on the pixels, standard coordinates inside (the model scales them)."""
     model, (x, labels) = fresh("stobatch"), images(3)

@@ -11,8 +11,9 @@ SMALL = ("model.name=linear", "train.batch_size=10", "train.epochs=0.1", "data.c
 KEYS = (
     "data.size", "data.classes", "data.validation", "method.sigma", "method.copies", "train.epochs", "train.batch_size",
     "train.learning_rate", "train.momentum", "train.seed", "train.physical_batch", "train.threads", "privacy.epsilon",
-    "privacy.delta", "privacy.clip_norm", "privacy.noise_seed", "certify.sigma", "certify.n0", "certify.n", "certify.alpha",
-    "certify.examples", "certify.seed",
+    "privacy.delta", "privacy.clip_norm", "privacy.noise_seed", "privacy.noise_weights_budget",
+    "privacy.noise_weights_clip", "certify.sigma", "certify.n0", "certify.n", "certify.alpha", "certify.examples",
+    "certify.seed",
 )  # fmt: skip
 OPTIONS = {
     "account": ("--epsilon", "--noise-multiplier", "--delta", "--size", "--batch-size", "--epochs", "--steps"),

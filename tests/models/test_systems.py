@@ -38,6 +38,13 @@ def test_the_noise_is_worth_sigma_at_the_input(system, sigma):
 
 
 @pytest.mark.parametrize("system", ["pixeldp", "securesgd", "stobatch"])
+def test_a_maximum_over_noisy_values_becomes_a_mean(system):
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(4 * 25 * 25, 3))
+    pools = [layer for layer in as_system(system, network, SHAPE, 0.5).rest if isinstance(layer, (nn.MaxPool2d, nn.AvgPool2d))]
+    assert [(type(pool), pool.kernel_size, pool.stride) for pool in pools] == [(nn.AvgPool2d, 2, 1)]
+
+
+@pytest.mark.parametrize("system", ["pixeldp", "securesgd", "stobatch"])
 def test_a_pretrained_stem_keeps_its_function_and_gets_noise_worth_sigma(system):
     shape, x = (3, 32, 32), torch.rand(3, 3, 32, 32)
     plain = build_model("resnet-32", input_shape=shape, seed=0)

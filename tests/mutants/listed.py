@@ -7,6 +7,7 @@ of the wrong scale, a condition that is not looked at. `python -m tests.mutants.
 from tests.mutants.chains import CHAINS
 from tests.mutants.mutant import Mutant as Mutant
 from tests.mutants.page import PAGE
+from tests.mutants.prior import PRIOR
 from tests.mutants.wider import WIDER
 
 CLIPPING, LEDGER = "tests/privacy/test_clipping.py", "tests/privacy/test_ledger.py"
@@ -758,6 +759,7 @@ MUTANTS = [
     *WIDER,
     *CHAINS,
     *PAGE,
+    *PRIOR,
     # ranks
     Mutant(
         "training/step.py",

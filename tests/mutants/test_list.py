@@ -13,6 +13,7 @@ CRITICAL = {
     *(f"privacy/{name}.py" for name in ("clipping", "noise", "sampling", "accounting", "mechanism", "ledger", "statement")),
     *(f"gradients/{name}.py" for name in ("engine", "layerwise", "parts", "sums", "checkpointed", "compiled")),
     *("chains/chain.cpp", "training/step.py", "training/state.py", "losses.py", "views/gaussian.py", "views/smoothadv.py"),
+    *("models/noisy.py", "models/systems.py", "operator_norm.py", "training/noise_weights.py"),
     *(
         f"certification/{name}.py"
         for name in ("bounds", "smooth", "votes", "sequence", "metrics", "request", "sweep", "heads", "laws")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dpcert
+from dpcert.models.spec import ModelSpec
 from dpcert.models.systems import as_system
 from dpcert.rng import key_from_seed
 from dpcert.scale.world import join
@@ -32,6 +33,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam, averaged": (GAUSSIAN, {"optimizer": "adam", "learning_rate": 0.01, "momentum": 0.0, "averaging": "ema"}),
     "head on all records, then all": (GAUSSIAN, {"head": HEAD, "epochs": 1}),
     "noise inside": (dpcert.method("pixeldp", sigma=0.25), {"system": "pixeldp"}),
+    "noise inside, charged weights": (dpcert.method("securesgd", sigma=0.25), {"system": "charged"}),
     "head on sampled records": (GAUSSIAN, {"head": HEAD | {"batch_size": 60}, "epochs": 1}),
 }
 
@@ -43,6 +45,9 @@ def network(system: str | None = None) -> nn.Module:
     torch.manual_seed(3)
     if system is not None:
         trunk = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
+        if system == "charged":
+            spec = ModelSpec("own", system="securesgd", noise=0.25, noise_weights="charged")
+            return spec.build((1, 8, 8), 3, factory=lambda *_: trunk)
         return as_system(system, trunk, (1, 8, 8), 0.25)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 3))
 

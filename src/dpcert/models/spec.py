@@ -15,7 +15,7 @@ from .architectures import MODELS
 from .factory import Factory, Shape, build_custom
 from .parts import ALL, freeze_others
 from .resnet import stages_of
-from .systems import DENOISER, as_system
+from .systems import CHARGED, DENOISER, UNIFORM, as_system
 from .weights import PublicWeights, load_public, read_weights, with_statistics_of
 
 _SETTINGS = ("input_size", "width", "pool", "norm", "blur", "input_scale", "stages")
@@ -27,6 +27,7 @@ class ModelSpec:
     """A packaged model by name, or the name of a custom factory, and how training starts.
 
     `system` makes it the model of another system (`systems`), with noise of standard deviation `noise` in units of the input.
+    With `noise_weights` charged, its noise scales are uniform until training has released others (`training.noise_weights`).
     """
 
     name: str = "cnn"
@@ -47,6 +48,11 @@ class ModelSpec:
     def settings(self) -> dict[str, Any]:
         """The settings of the architecture that have a value."""
         return {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
+
+    @property
+    def noise_inside(self) -> float:
+        """The standard deviation of the noise of a system: 0.5 unless it is set."""
+        return 0.5 if self.noise is None else self.noise
 
     def build(self, input_shape: Shape, classes: int, *, seed: int | None = None, factory: Factory | None = None) -> nn.Module:
         """Build the model ready for private training: public weights loaded, other parameters frozen, statistics fixed."""
@@ -77,8 +83,9 @@ class ModelSpec:
             if self.noise is not None or self.noise_weights is not None:
                 raise ModelError("model.noise and model.noise_weights belong to a model.system; set it, or remove them")
             return network
+        weights = UNIFORM if self.noise_weights == CHARGED else self.noise_weights  # until training releases others
         with _seeded(seed):
-            return as_system(self.system, network, input_shape, 0.5 if self.noise is None else self.noise, self.noise_weights)
+            return as_system(self.system, network, input_shape, self.noise_inside, weights)
 
     def _network(self, input_shape: Shape, classes: int, *, seed: int | None, factory: Factory | None) -> nn.Module:
         if factory is not None:

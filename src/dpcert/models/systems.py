@@ -27,7 +27,7 @@ from .parts import head_name
 from .resnet import ResNet
 
 PIXELDP, SECURESGD, STOBATCH, DENOISER = "pixeldp", "securesgd", "stobatch", "denoiser"
-UNIFORM, INITIALIZATION, PRIVATE = "uniform", "initialization", "private"
+UNIFORM, INITIALIZATION, CHARGED, PRIVATE = "uniform", "initialization", "charged", "private"
 _FLOOR = 0.1  # the share of the noise variance that all channels get alike: no weight is below 0.1 / K
 _PROBES = 256
 Weights = str | Sequence[float] | None
@@ -78,12 +78,15 @@ def _securesgd(network: nn.Module, input_shape: tuple[int, ...], sigma: float, w
     if isinstance(weights, str) and weights == PRIVATE:
         raise ModelError(
             f"model.noise_weights is {PRIVATE!r}: weights from private records would be a release that no ledger charges; "
-            f"use {INITIALIZATION}, {UNIFORM}, or a list from public data"
+            f"use {CHARGED}, {INITIALIZATION}, {UNIFORM}, or a list from public data"
         )
+    if isinstance(weights, str) and weights == CHARGED:
+        raise ModelError(f"noise weights that are {CHARGED} come from training: build the model with dpcert.build_model")
     if isinstance(weights, str) and "," in weights:
         weights = _numbers(weights)
     if weights is None or isinstance(weights, str):
-        chosen = one_of("model.noise_weights", weights or INITIALIZATION, (UNIFORM, INITIALIZATION), error=ModelError)
+        known = (UNIFORM, INITIALIZATION, CHARGED)
+        chosen = one_of("model.noise_weights", weights or INITIALIZATION, known, error=ModelError)
         r = torch.full((channels,), 1.0 / channels, dtype=torch.float64)
         if chosen == INITIALIZATION:
             r = vulnerabilities(_with_noise(network, input_shape, sigma, torch.full((1,), 1.0)))
@@ -180,12 +183,8 @@ def vulnerabilities(model: NoisyModel) -> Tensor:
     Depends on the initial weights only, never on a record. No weight is below 0.1 / K. A head that starts at zero gets random
     weights for this, since no gradient passes it.
     """
-    probed = copy.deepcopy(model).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
-    head = probed.get_submodule(head_name(probed))
-    assert isinstance(head, nn.Linear)
-    if not bool(head.weight.any()):
-        head.weight.normal_(std=head.in_features**-0.5, generator=generator)
+    probed = probed_copy(model, generator)
     images = torch.rand((_PROBES, *model.input_shape), generator=generator)
     with torch.no_grad():
         hidden = probed.hidden(images)
@@ -193,5 +192,38 @@ def vulnerabilities(model: NoisyModel) -> Tensor:
     logits = probed.rest(hidden)
     labels = torch.arange(_PROBES) % logits.shape[1]
     (slope,) = torch.autograd.grad(F.cross_entropy(logits, labels, reduction="sum"), hidden)
-    channels = slope.double().abs().flatten(2).mean(dim=(0, 2)) if slope.ndim > 2 else slope.double().abs().mean(dim=0)
-    return (1.0 - _FLOOR) * channels / channels.sum() + _FLOOR / len(channels)
+    return floored(of_channels(slope).mean(dim=0))
+
+
+def probed_copy(model: NoisyModel, generator: torch.Generator) -> NoisyModel:
+    """Return a frozen copy whose head passes gradients: a head that starts at zero gets random weights."""
+    probed = copy.deepcopy(model).requires_grad_(False)
+    head = probed.get_submodule(head_name(probed))
+    assert isinstance(head, nn.Linear)
+    if not bool(head.weight.any()):
+        std, device = head.in_features**-0.5, head.weight.device
+        head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator).to(device))
+    return probed
+
+
+def of_channels(slope: Tensor) -> Tensor:
+    """Return ``[n, K]``, the mean of |slope| over the places of each channel, for ``[n, K, ...]``; float64."""
+    return slope.double().abs().reshape(*slope.shape[:2], -1).mean(dim=2)
+
+
+def floored(channels: Tensor) -> Tensor:
+    """Return weights r that sum to 1, none below 0.1 / K, in proportion to nonnegative `channels`; uniform if all are 0."""
+    total = channels.sum()
+    shares = channels / total if total > 0 else torch.full_like(channels, 1.0 / len(channels))
+    return (1.0 - _FLOOR) * shares + _FLOOR / len(channels)
+
+
+@torch.no_grad()
+def set_weights(model: NoisyModel, r: Tensor) -> None:
+    """Give the channels of a model noise in proportion to sqrt(r), worth as much as the noise that they have."""
+    shape, relative = model.input_shape, heterogeneous_scales(1.0, r).to(model.scales.device)
+    if model.normalize:
+        model.scales.copy_(model.scales.double().square().mean().sqrt() * relative)
+        return
+    worth = 1.0 / operator_norm(model.first, shape, model.scales)
+    model.scales.copy_(worth * operator_norm(model.first, shape, relative) * relative)

@@ -30,6 +30,7 @@ NEWEST_FORMAT = SELECTED
 # Values of `initial_weights` in the first line (absent in older ledgers): not known to depend on the records, trained on them
 # with the `earlier` steps, or trained on them without privacy.
 ASSUMED_INDEPENDENT, TRAINED_BEFORE, NOT_PRIVATE = "assumed independent of the records", "trained before", "not private"
+NOISE_WEIGHTS = "noise weights"  # `trains` of a phase that releases noise scales; no parameter pattern has a space
 Event = dict[str, Any]
 
 

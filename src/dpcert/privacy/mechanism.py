@@ -153,6 +153,9 @@ def make_plan(
         raise ConfigError(f"train.epochs is {epochs:g}, less than one step of {batch_size} of {dataset_size} records; raise it")
     bounded = clip.name not in UNBOUNDED
     rho = 0.0
+    if bounded and sum(phase.budget for phase in earlier) >= 1.0:
+        shares = " + ".join(f"{phase.budget:g} ({phase.trains})" for phase in earlier)
+        raise BudgetError(f"the phases before the last one get shares {shares} of the budget, which leaves nothing; lower them")
     before = [_calibrated(phase, epsilon, delta, dataset_size, bounded=bounded) for phase in earlier]
     if bounded:
         rho = accounting.calibrate(

@@ -12,7 +12,7 @@ from .._validate import finite_in, integer_in
 from ..errors import LedgerError
 from ..rounding import ceil_text
 from . import accounting
-from .ledger import ASSUMED_INDEPENDENT, NOT_PRIVATE, Ledger
+from .ledger import ASSUMED_INDEPENDENT, NOISE_WEIGHTS, NOT_PRIVATE, Ledger
 from .selection import ACCOUNTANT as SELECTION_ACCOUNTANT
 from .selection import Selection, merged
 from .tradeoff import TradeOff, membership_sentence
@@ -86,7 +86,8 @@ class Statement:
         own |= {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier}
         sentences = []
         for number, phase in enumerate(self.phases or (own,), start=1):
-            which = f"Phase {number} trains {phase['trains']}: " if self.phases else ""
+            verb = "releases the" if phase.get("trains") == NOISE_WEIGHTS else "trains"
+            which = f"Phase {number} {verb} {phase['trains']}: " if self.phases else ""
             sentences.append(
                 f"{which}{phase['steps']} steps of {self.sampling.capitalize()} sampling (q = "
                 f"{phase['sampling_probability']:.6g}), clip norm {phase['clip_norm']:g}, noise multiplier "

@@ -189,7 +189,13 @@ def _config_and_plan(evidence: Evidence) -> str:
     seeded = config.privacy.noise_seed is not None
     views = config.method.views or (row.views if row is not None else None)
     settings = config.settings()
-    phases = phases_of(settings, plan["dataset_size"], config.model.train, adversarial=views in ADVERSARIAL)
+    phases = phases_of(
+        settings,
+        plan["dataset_size"],
+        config.model.train,
+        adversarial=views in ADVERSARIAL,
+        noise_weights=config.model.noise_weights,
+    )
     wanted: dict[str, Any] = {
         "batch_size": phases[-1].batch_size,
         "steps": sum(phase.steps for phase in phases),

@@ -63,6 +63,7 @@ _PARTS = {
     "head": "the last layer",
     "norms": "the scales and shifts of the normalization layers",
     "biases": "the biases",
+    "noise weights": "the noise scales of the channels",
 }
 CLASSES = {
     "fashion-mnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),

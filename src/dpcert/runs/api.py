@@ -100,7 +100,7 @@ def _as_config(model: ModelSpec, data: Dataset, method: Method, settings: Settin
     part_settings = {key: getattr(part, field) for part in parts for key, field in settings_of(part).items()}
     tables = {
         "data": {"name": data.name, "size": dataset_size, "classes": data.classes, "validation": data.held_out},
-        "model": asdict(model),
+        "model": _stated(model),
         "method": {
             "name": method.name,
             "views": views.name,
@@ -116,3 +116,10 @@ def _as_config(model: ModelSpec, data: Dataset, method: Method, settings: Settin
         "head": settings.head,
     }
     return parse(tables, "train()")
+
+
+def _stated(model: ModelSpec) -> dict[str, Any]:
+    """Return a spec as a config states it: numbers with commas, and the noise that the model has."""
+    weights = model.noise_weights
+    numbers = weights if weights is None or isinstance(weights, str) else ",".join(repr(float(r)) for r in weights)
+    return {**asdict(model), "noise_weights": numbers, "noise": None if model.system is None else model.noise_inside}

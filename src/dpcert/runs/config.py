@@ -43,7 +43,7 @@ class ModelConfig(Section):
 
     `system` puts noise inside the model, or a denoiser in front of it (see `models.systems`). `noise` is the standard deviation
     of that noise in units of the input, method.sigma by default. `noise_weights` are the relative variances of the channels
-    (numbers with commas), or where they come from.
+    (numbers with commas), or where they come from: uniform, initialization, or charged (from the records, in the ledger).
 
     The other keys are settings of some models: `width` multiplies the channels, `pool` is max or average, `norm` is none, group
     or plain, `blur` is a fixed low-pass filter (standard deviation in pixels), `input_scale` a constant factor, `stages` those

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +23,14 @@ from ..gradients.memory import default_physical_batch, keep_freed_memory
 from ..interrupts import stop_requests
 from ..methods import Method, view_shape
 from ..models.check import check_model
+from ..models.noisy import NoisyModel
 from ..models.parts import ALL, head_name
 from ..models.spec import public_weights_of, spec_of
+from ..models.systems import floored, set_weights
 from ..models.weights import refuse_same_images
 from ..privacy.accounting import compose
-from ..privacy.ledger import Ledger
+from ..privacy.clipping import Flat
+from ..privacy.ledger import NOISE_WEIGHTS, Ledger
 from ..privacy.mechanism import STEPS_PER_BLOCK, EarlierPhase, Mechanism, Plan, as_trial, make_plan
 from ..privacy.statement import Statement, state
 from ..progress import Progress, silent
@@ -36,12 +39,13 @@ from ..scale.world import ALONE, World
 from ..store.runs import RunDirectory
 from ..views import ADVERSARIAL
 from ..workers import worker_count
+from . import noise_weights
 from .curve import COARSER
 from .engines import engines_for
 from .features import PRECISIONS, ROWS_OF_FEATURES, method_of_head_phase, records_of_rank, stored_features, trunk_of
 from .lifecycle import Begun, Training, begin_in, begin_in_memory, finish, is_finished, reload, remembering
 from .optimizers import set_learning_rate
-from .phases import phases_of
+from .phases import phases_of, refuse_unusable
 from .provenance import initial_facts
 from .ranks import agree_on_request, begin_together, device_name
 from .settings import HeadConfig, Settings
@@ -67,11 +71,14 @@ class Run:
         return self.statement.epsilon
 
 
-def plan_for(data: Dataset, method: Method, settings: Settings, trains: str = ALL) -> Plan:
+def plan_for(
+    data: Dataset, method: Method, settings: Settings, trains: str = ALL, weights: str | Sequence[float] | None = None
+) -> Plan:
     """Return the plan: a function of public numbers only. A trial of a charged search has its own budget."""
     assert data.size is not None and data.classes is not None
+    refuse_unusable(settings, method, weights)
     selection, target = settings.search.selection, settings.privacy.epsilon
-    *earlier, last = phases_of(settings, data.size, trains, adversarial=is_adversarial(method))
+    *earlier, last = phases_of(settings, data.size, trains, adversarial=is_adversarial(method), noise_weights=weights)
     plan = make_plan(
         dataset_size=data.size,
         size_given=data.size_given,
@@ -126,8 +133,8 @@ def fit(
     """
     device = choose_device(device_name(world, settings.train.device))
     check_model(model, data.input_shape, data.classes or 0)
-    trains = spec_of(model).train
-    plan = plan_for(data, method, settings, trains)
+    trains, weights = spec_of(model).train, spec_of(model).noise_weights
+    plan = plan_for(data, method, settings, trains, weights)
     keep_freed_memory()
     if settings.train.threads:
         torch.set_num_threads(settings.train.threads)
@@ -136,7 +143,7 @@ def fit(
     progress = progress if world.is_first else silent
     for remark in method.remarks if world.is_first else ():
         warnings.warn(remark, DpcertWarning, stacklevel=2)
-    phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method))
+    phases = phases_of(settings, plan.dataset_size, trains, adversarial=is_adversarial(method), noise_weights=weights)
     checking = _named(progress, "data", 0, plan.steps) if is_read_by_index(data.x_train) else silent
     training = Training(model, data, method, settings, plan, phases, _facts_about_initial_weights(model, data, checking))
     agree_on_request(world, training, device)
@@ -184,11 +191,44 @@ def _train(training: Training, begun: Begun, labels: Callable[[], dict[str, str]
         for index in range(training.phase, len(training.phases)):
             if index != training.phase:
                 training.enter(index)
-            _run_phase(training, begun, progress)
+            if training.phases[index].releases_noise_weights:
+                _release_noise_weights(training, begun, progress)
+            else:
+                _run_phase(training, begun, progress)
             training.average.release()
     statement = finish(training, begun, labels)
     begun.world.agree("the ledger", begun.ledger.sha256)  # no rank returns before rank 0 has written the run
     return statement
+
+
+def _release_noise_weights(training: Training, begun: Begun, progress: Progress) -> None:
+    """Take the one step of the phase: charge it, release the mean, and give the model its noise scales.
+
+    Does nothing in a resumed run whose checkpoint has them.
+    """
+    model, world, step, total = training.model, begun.world, training.first_step, training.plan.steps
+    assert isinstance(model, NoisyModel), "`ModelSpec` builds no other model with charged weights"
+    if begun.first > step:
+        return
+    mechanism = Mechanism(training.plan, begun.key, begun.ledger)
+    if mechanism.charge(step):
+        world.wait()  # as before every other step
+    tell = _named(progress, NOISE_WEIGHTS, step, total)
+    clip = Clip(Flat(), training.phases[training.phase].clip_norm)
+    with stop_requests(alone=world.size == 1) as asked_to_stop:
+        share, done = None, step
+        with contextlib.suppress(StopAskedError):
+            share = noise_weights.clipped_sum(model, training.data, clip, world, tell, lambda: bool(asked_to_stop))
+        stopped = world.any(share is None)
+        if share is not None and not stopped:
+            clipped = world.sum(share)
+            mean = world.from_first(lambda: mechanism.release(clipped, step), like=clipped.value)
+            set_weights(model, floored(mean.clamp(min=0.0)))
+            done = step + 1
+            if begun.keeper is not None:
+                begun.keeper.save(done)
+            progress(done, total)
+        begun.settle(done, total, stop=world.any(bool(asked_to_stop)))
 
 
 def _run_phase(training: Training, begun: Begun, progress: Progress) -> None:

@@ -66,12 +66,18 @@ class HeadConfig(AveragingKeys, ScheduleKeys, OptimizerKeys):
 
 
 class PrivacyConfig(Section):
-    """The budget. `noise_seed` makes a run reproducible and NOT private."""
+    """The budget. `noise_seed` makes a run reproducible and NOT private.
+
+    With ``model.noise_weights = "charged"``, `noise_weights_budget` is the share of the budget that their release gets (0.03
+    unless given), and `noise_weights_clip` bounds what one record adds to it (0.005 unless given, a typical norm).
+    """
 
     epsilon: float = Field(3.0, gt=0, le=100)
     delta: float = Field(1e-5, gt=0, lt=1)
     clip_norm: float = Field(0.1, gt=0, le=1e6)
     noise_seed: int | None = Field(None, ge=0, lt=2**63)
+    noise_weights_budget: float | None = Field(None, gt=0, lt=1)
+    noise_weights_clip: float | None = Field(None, ge=1e-12, le=1e6)
 
 
 class SearchConfig(Section):

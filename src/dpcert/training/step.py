@@ -26,7 +26,8 @@ class StopAskedError(Exception):
     """Raised between two parts of a step to abandon it; weights and optimizer are as before the step."""
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Return False: nothing asks to stop."""
     return False
 
 
@@ -48,7 +49,7 @@ class StepContext:
     optimizer: torch.optim.Optimizer
     physical_batch: int
     small_parts: bool = False  # the result of `small_parts_change_no_bit`
-    stop_asked: Callable[[], bool] = _never
+    stop_asked: Callable[[], bool] = never
     stored_views: bool = False
     phase: int = -1
     world: World = ALONE

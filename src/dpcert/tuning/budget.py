@@ -16,7 +16,7 @@ from .space import Space
 # Keys that change q, T or the noise of a trial. Should one be missing: `as_trial` refuses a trial whose cost is not listed.
 COST_KEYS = (
     *("train.batch_size", "train.epochs", "head.steps", "head.batch_size", "head.budget", "model.train"),
-    *("method.name", "method.views"),
+    *("method.name", "method.views", "model.noise_weights", "privacy.noise_weights_budget"),
 )
 _LEAST, _AIM, _MOST_ROUNDS = 0.99, 0.997, 30  # shares of the budget that a calibrated search spends
 
@@ -77,5 +77,5 @@ def releases_of(config: Config, data: Dataset, epsilon: float | None = None) -> 
     settings = config.settings()
     if epsilon is not None:
         settings = settings.model_copy(update={"privacy": settings.privacy.model_copy(update={"epsilon": epsilon})})
-    plan = plan_for(data, config.build_method(), settings, config.model.train)
+    plan = plan_for(data, config.build_method(), settings, config.model.train, config.model.noise_weights)
     return merged(astuple(event) for event in plan.releases(plan.steps))
