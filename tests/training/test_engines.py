@@ -226,6 +226,19 @@ def test_a_resumed_run_repeats_its_arithmetic_to_the_same_bytes(tmp_path):
 
 
 @needs_compiler
+def test_a_run_that_runs_out_of_memory_may_resume_with_checkpointing(tmp_path):
+    """The choice does not hide the setting, and the bytes are the same."""
+    with always_measured(FAST_SUMS | {"blas": 0.9}):
+        train(tmp_path / "whole", model=Wide())
+        stopped(tmp_path / "run", model=Wide())
+    with mock.patch.object(Layerwise, "_add_checkpointed", autospec=True, side_effect=Layerwise._add_checkpointed) as used:
+        train(tmp_path / "run", model=Wide(), checkpointing=True)
+    assert used.called
+    for name in ("model.safetensors", "ledger.jsonl", "training.tsv"):
+        assert files(tmp_path / "run")[name] == files(tmp_path / "whole")[name]
+
+
+@needs_compiler
 def test_a_machine_without_the_sums_of_a_run_says_so(tmp_path):
     with always_measured(FAST_SUMS | {"blas": 0.9}):
         stopped(tmp_path / "run", model=Wide())

@@ -7,6 +7,7 @@ sum, so the backward pass runs twice (`sums`): a step takes about twice as long.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,7 +15,7 @@ from torch.func import vmap
 
 from .engine import LossOfOne
 from .layers import Buffers
-from .parts import Part
+from .parts import PLAIN, Arithmetic, Part
 from .traced import Run, Traced
 
 
@@ -70,8 +71,17 @@ def _passed_on(calls: list[fx.Node], start: fx.Node, last: int) -> fx.Node | Non
 class Checkpointed:
     """One forward pass that keeps the values between segments; `backward` then gives the gradients, as often as needed."""
 
-    def __init__(self, traced: Traced, parts: list[Segment], loss: LossOfOne, views: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        parts: list[Segment],
+        loss: LossOfOne,
+        views: Tensor,
+        labels: Tensor,
+        arithmetic: Arithmetic = PLAIN,
+    ) -> None:
         self._traced, self._segments, self._loss, self._labels = traced, parts, loss, labels
+        self._arithmetic = arithmetic
         self._shape, self._entries = views.shape[:2], [views.flatten(0, 1)]
         with torch.no_grad():
             for segment in parts[:-1]:
@@ -96,4 +106,7 @@ class Checkpointed:
                 found = torch.autograd.grad(result, wanted, arriving, allow_unused=True, materialize_grads=True)
             arriving = found[-1] if passes_on else None
             unused = self._traced.unused if place == len(self._segments) - 1 else []
-            yield self._traced.parts(run, found, model, [*segment.names, *unused], self._shape[0], lambda place: Buffers())
+            yield self._traced.parts(run, found, model, [*segment.names, *unused], self._shape[0], self._memory)
+
+    def _memory(self, place: Any) -> Buffers:
+        return Buffers(self._arithmetic)

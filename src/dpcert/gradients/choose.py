@@ -73,14 +73,20 @@ def was_measured(name: str) -> bool:
     return " " in name
 
 
-def repeat(name: str, model: nn.Module, input_shape: tuple[int, ...], workers: int = 1) -> tuple[Engine, ...] | None:
-    """Return the measured choice called `name`; None if this machine cannot make machine code that computes the same bits."""
+def repeat(
+    name: str, model: nn.Module, input_shape: tuple[int, ...], workers: int = 1, checkpointing: bool = False
+) -> tuple[Engine, ...] | None:
+    """Return the measured choice called `name`; None if this machine cannot make machine code that computes the same bits.
+
+    `checkpointing` changes no bit. Machine code for a chain does without.
+    """
     engines: list[Compiled | Layerwise | None] = (
         [compiled_engine(model, input_shape, Layerwise())]
         if name.startswith(COMPILED)
-        else [Layerwise(arithmetic=arithmetic) for arithmetic in arithmetics()]
+        else [Layerwise(checkpointing, arithmetic) for arithmetic in arithmetics()]
     )
-    return next((_each(engine, workers) for engine in engines if engine is not None and name_of(engine) == name), None)
+    found = next((engine for engine in engines if engine is not None and name_of(engine) == name), None)
+    return None if found is None else _each(found, workers, checkpointing)
 
 
 def _each(engine: Compiled | Layerwise, workers: int, checkpointing: bool = False) -> tuple[Engine, ...]:

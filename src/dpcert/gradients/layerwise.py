@@ -117,7 +117,7 @@ class Layerwise:
         traced = self._trace(model, shape)
         assert traced is not None, "`unsupported` refuses such a model"
         traced.proven.refresh(model)
-        passed = Checkpointed(traced, self._segments[shape], loss, views, labels)
+        passed = Checkpointed(traced, self._segments[shape], loss, views, labels, self.arithmetic)
         with torch.no_grad():
             sums.add_in_two_passes(some, lambda: passed.backward(model), traced.names)
 

@@ -39,7 +39,7 @@ def engines_for(
     decided = world.first(decide).decode()
     name = decided[1:]
     if was_measured(name):
-        engines = tuple(made) or repeat(name, network, input_shape, workers)
+        engines = tuple(made) or repeat(name, network, input_shape, workers, checkpointing)
         if not world.any(engines is None) and engines is not None:
             return engines, name
         if decided.startswith(_MUST):
