@@ -100,7 +100,7 @@ CHAINS = [
     Mutant(
         "chains/sums.cpp",
         "for (; k < size; k++) sum += (double)gradient[k] * (double)gradient[k];",
-        "",
+        "for (; k < size; k++) sum += 0.0;",
         (f"{SUMS}::test_norms_and_sums_are_those_of_float64",),
         "the last entries of a gradient are summed but not clipped",
     ),
